@@ -87,7 +87,10 @@ def _compare_shifted(
 def _compare_multiple(
     op: str, side: exp.Expr, literal: Literal, divisor: int, reader: ComparisonReader
 ) -> Condition | None:
-    """Read `side op literal / divisor` for integers."""
+    """Read `side op literal / divisor` for integers.
+
+    If the division has a remainder, `=` is never true, and the bound is rounded up for < and >=, and down for <= and >.
+    """
     quotient, remainder = divmod(int(literal.value), divisor)
     match op:
         case "=" | "<>":
@@ -104,7 +107,14 @@ def compare_quotient(
 ) -> Condition | None:
     """Read a comparison of a quotient, whose divisor is `divisor_node`, with a literal.
 
-    Engines truncate the quotient of two integers towards zero.
+    Engines truncate the quotient of two integers towards zero, so `c / 10 = 3` becomes `c BETWEEN 30 AND 39`.
+
+    Args:
+        op: The operator.
+        side: The dividend.
+        literal: The literal with which the quotient is compared.
+        divisor_node: The divisor.
+        reader: The reader of the condition.
     """
     divisor = reader.read_literal(divisor_node)
     if divisor is None:
@@ -181,7 +191,7 @@ def _compare_scaled(
 
 
 def _get_scale(kind: str) -> int:
-    """Return the number of digits after the decimal point of an exact type."""
+    """Return the number of digits after the decimal point of an integer or decimal type such as `decimal(9, 2)`."""
     return int(kind.rstrip(") ").rpartition(",")[2]) if kind.startswith("decimal") else 0
 
 
@@ -222,7 +232,8 @@ def _compare_shifted_days(
 ) -> Condition | None:
     """Read a comparison of `side` plus an interval with a unit of weeks, days or less.
 
-    Months are not supported, because two different dates may become the same date when a month is added.
+    The caller passes the interval with the opposite sign in `count`, because it is added to the literal instead. Months
+    are not supported, because two different dates may become the same date when a month is added.
     """
     kind = reader.find_kind(side)
     if unit not in UNITS or kind not in ("date", "timestamp") or literal.zone != LOCAL:
@@ -239,7 +250,8 @@ def _compare_shifted_days(
 def compare_days_between(op: str, node: exp.DateDiff, literal: Literal, reader: ComparisonReader) -> Condition | None:
     """Read `date_diff('day', from, to) op n`, and widen the range by one day at both ends.
 
-    Trino counts complete days between timestamps, and DuckDB counts midnights.
+    Trino counts complete days between timestamps, and DuckDB counts midnights. `<>` is not read, because it excludes
+    only one number of days.
     """
     if literal.kind != "integer" or op == "<>" or abs(int(literal.value)) > _DAYS_MAX:
         return None

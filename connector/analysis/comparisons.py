@@ -116,7 +116,11 @@ def compare_range(
     """Return the condition that a column is at or after `start`, and before `end`.
 
     Args:
+        column: The column.
+        start: The inclusive start of the range.
+        end: The exclusive end of the range.
         like: A literal with the kind of the bounds. If it is a date, bounds at midnight become dates.
+        reader: The reader of the condition.
     """
     bounds = ((">=", make_moment_literal(start, like)), ("<", make_moment_literal(end, like)))
     return all_of(reader.compare_column(op, column, bound) for op, bound in bounds)

@@ -57,7 +57,7 @@ class ConditionReader:
     """Reads the conditions of one statement.
 
     Args:
-        casts_decimal: See `literals.parse_literal`.
+        casts_decimal: Whether the statement may convert a value to a decimal (`literals.parse_literal`).
         today: The date in UTC, for conditions with the current time. Without it, these conditions are not read.
         utc: Whether the time zone of the session is UTC.
     """
@@ -95,7 +95,11 @@ class _BlockConditionReader:
     get_kind: GetKind
 
     def read(self, node: exp.Expr, *, negated: bool) -> Condition | None:
-        """Return a condition that is true for each row for which `node` is true or, with `negated`, false."""
+        """Return a condition that is true for each row for which `node` is true or, with `negated`, false.
+
+        The result is None if every row may meet `node`. NOT is moved to the operands, where it exchanges AND and OR. A
+        LIKE whose pattern is not only a prefix gives two conditions: on the prefix and on the whole pattern.
+        """
         match node:
             case exp.Paren():
                 return self.read(node.this, negated=negated)
@@ -229,7 +233,9 @@ class _BlockConditionReader:
         If `side` is `lower` or `upper` of a column, it is compared with the whole list at once.
 
         Args:
-            disjunction: The disjunction of the comparisons of `side` with each node.
+            side: The left operand.
+            nodes: The values in the list.
+            disjunction: The disjunction of the comparisons of `side` with each node. It is the result for other sides.
             compared_in: The common type of `side` and the nodes, or None if it is not needed.
         """
         if not isinstance(side, exp.Lower | exp.Upper):
@@ -246,9 +252,15 @@ class _BlockConditionReader:
     def _compare_sides(
         self, op: str, left: exp.Expr, right: exp.Expr, compared_in: CommonType | None
     ) -> Condition | None:
-        """Return a comparison of two operands.
+        """Return a comparison of two operands. A literal or the current time must be among them.
+
+        The current time is known only as a span of dates, so a comparison with it becomes a comparison with an end of
+        the span. `<>` then gives no condition.
 
         Args:
+            op: The operator between the operands.
+            left: The operand to the left of it.
+            right: The operand to the right of it.
             compared_in: The common type of all operands of the predicate, or None if the predicate has only these two
                 operands.
         """
@@ -265,7 +277,10 @@ class _BlockConditionReader:
         return None
 
     def _read_pattern(self, node: exp.Expr, *, negated: bool) -> Condition | None:
-        """Read a LIKE predicate whose pattern is not only a prefix."""
+        """Read a LIKE predicate whose pattern is not only a prefix. Return None if the server cannot evaluate it.
+
+        The operand is a column, or `lower` or `upper` of a column, for which an index on the function may help.
+        """
         escape = node.expression if isinstance(node, exp.Escape) else None
         like = node.this if escape is not None else node
         if type(like) is not exp.Like or not is_plain(like) or not is_plain(node):
@@ -322,7 +337,7 @@ class _BlockConditionReader:
         return any_of(all_of(map(self.build_equality, columns, row.expressions, common)) for row in rows_without_null)
 
     def _read_leaf(self, node: exp.Expr) -> ColumnComparison | None:
-        """Return a comparison of a column, or of its day or year, with literals."""
+        """Return a comparison of a column, or of its day or year, with literals. Return None for any other node."""
         if type(node) is exp.Column:
             term = _parse_term(node, self.resolve)
             return None if term is None else term.compare("IS TRUE", ())
@@ -400,7 +415,11 @@ class _Term:
 
 
 def _parse_term(node: exp.Expr, resolve: Resolve) -> _Term | None:
-    """Return a column, or a supported function or cast of a column. The result is None for another expression."""
+    """Return a column, or a supported function or cast of a column. The result is None for another expression.
+
+    The supported expressions are the day of a column, which is compared with dates, and its year, which is compared
+    with integers.
+    """
     while type(node) is exp.Paren:
         node = node.this
     if type(node) is exp.Column:

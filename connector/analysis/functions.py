@@ -58,8 +58,11 @@ def compare_function(op: str, node: exp.Expr, literal: Literal, reader: Comparis
 def restrict_to_months(parts: list[tuple[exp.Expr, Literal]], reader: ComparisonReader) -> Iterator[Condition | None]:
     """Yield ranges of columns for conjunctions such as `year(c) = 2026 AND month(c) = 3`.
 
+    Each equality of a year is combined with each equality of a month of the same column.
+
     Args:
         parts: The equalities of a conjunction, as pairs of an expression and the literal that it equals.
+        reader: The reader of the condition.
     """
     years, months = (
         [(_find_column(node.unnest(), unit), literal) for node, literal in parts] for unit in ("YEAR", "MONTH")
@@ -157,7 +160,11 @@ def read_case(
 def _compare_truncated(
     op: str, column: exp.Expr, unit: str, literal: Literal, reader: ComparisonReader
 ) -> Condition | None:
-    """Read a comparison of the start of a calendar period with a literal without a zone."""
+    """Read a comparison of the start of a calendar period with a literal without a zone.
+
+    For example, `date_trunc('month', c) = DATE '2026-01-01'` is true for all values of `c` in this month. A literal
+    that is not the start of a period is never equal.
+    """
     if literal.kind not in ("date", "timestamp") or literal.zone != LOCAL:
         return None
     moment = datetime.fromisoformat(literal.value)

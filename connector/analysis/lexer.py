@@ -130,9 +130,10 @@ def normalize_numerals(text: str) -> str:
 
 
 def extract_query(statement: str, parameters: Sequence[str] = ()) -> QueryText:
-    """Return the query in a statement.
+    """Return the query in a statement: the statement itself, or the query in EXPLAIN or EXECUTE IMMEDIATE.
 
     Args:
+        statement: The statement.
         parameters: The values that replace the question marks of a prepared statement.
 
     Raises:
@@ -221,7 +222,7 @@ def _find_closing(tokens: Sequence[TrinoToken], opening_index: int) -> int:
 
 
 def _parse_using(tokens: Sequence[TrinoToken]) -> tuple[str, ...]:
-    """Return the parameters after USING.
+    """Return the texts of the parameters after USING. A comma in brackets does not separate parameters.
 
     Raises:
         UnsupportedStatement: The tokens are not a USING clause.
@@ -245,7 +246,10 @@ def _parse_using(tokens: Sequence[TrinoToken]) -> tuple[str, ...]:
 
 
 def _unquote(token: TrinoToken) -> tuple[str, list[int]]:
-    """Return the value of a string literal, and the position of each of its characters and of its end."""
+    """Return the value of a string literal, and the position of each of its characters and of its end.
+
+    A quote in the value is written as two quotes, so two characters of the literal become one character.
+    """
     text, offsets = [], []
     position = token.start + 1
     while position < token.end - 1:
@@ -262,6 +266,12 @@ def _fill_parameters(
 
     A question mark is replaced only if its parameter is a literal. Comparisons with the remaining question marks give
     no condition.
+
+    Args:
+        text: The text of the query.
+        tokens: The tokens of the text.
+        offsets: The position of each character of the text in the statement.
+        parameters: The texts of the parameters.
     """
     if not tokens or tokens[0].word not in _BEGINNINGS:
         raise UnsupportedStatement

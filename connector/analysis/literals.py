@@ -153,6 +153,10 @@ def _parse_date(text: str) -> Literal | None:
 
 
 def _parse_timestamp(text: str, target_type: exp.DataType) -> Literal | None:
+    """Return the value of a text that is cast to a timestamp type.
+
+    The result is None if the cast would round the value, or if only one of the text and the type has a zone.
+    """
     match = _TIMESTAMP.fullmatch(text)
     if match is None:
         return None
@@ -186,7 +190,10 @@ def _parse_iso_timestamp(text: str) -> Literal | None:
 
 
 def _parse_time(node: exp.Expr, pattern: exp.Expr | None) -> Literal | None:
-    """Return the value of an expression such as `date_parse('2026-01-31', '%Y-%m-%d')`. It has no zone."""
+    """Return the value of an expression such as `date_parse('2026-01-31', '%Y-%m-%d')`. It has no zone.
+
+    The result is None if the text differs from the formatted value, because engines may parse such a text differently.
+    """
     if not all(isinstance(text, exp.Literal) and text.is_string for text in (node, pattern)):
         return None
     text, form = str(node.this), str(pattern.this) if pattern is not None else ""
@@ -201,7 +208,10 @@ def _parse_time(node: exp.Expr, pattern: exp.Expr | None) -> Literal | None:
 
 
 def _convert_unix_time(seconds: int) -> Literal | None:
-    """Return the value of an expression such as `from_unixtime(0)`. Its zone is UTC."""
+    """Return the value of an expression such as `from_unixtime(0)`, whose zone is UTC.
+
+    The result is None for a time before 1970 or far in the future.
+    """
     if not 0 <= seconds <= _SECONDS_MAX:
         return None
     return Literal("timestamp", f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC", ZONED)
@@ -234,7 +244,10 @@ def _cast(literal: Literal | None, target_type: exp.DataType, casts_decimal: boo
 
 
 def _parse_sum(node: exp.Add | exp.Sub, casts_decimal: bool) -> Literal | None:
-    """Return the sum or difference of two numbers, or of a date or timestamp and an interval. Return None otherwise."""
+    """Return the sum or difference of two numbers, or of a date or timestamp and an interval. Return None otherwise.
+
+    The result is also None if an exact decimal result would need more than `_DIGITS_MAX` digits.
+    """
     left = parse_literal(node.this, casts_decimal=casts_decimal)
     if left is None:
         return None

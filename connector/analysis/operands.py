@@ -162,7 +162,11 @@ class OperandClasses:
         return CommonType(_choose_target([class_ for _, class_ in classes]), utc, dict(classes))
 
     def find_class(self, node: exp.Expr) -> str | None:
-        """Return the class of the type of `node`, or None if it is unknown."""
+        """Return the class of the type of `node`, or None if it is unknown.
+
+        A class is a group of types that engines compare in the same way. A column of an unknown type has the class
+        `ANY`. An operation or a CASE has the common class of its operands or results.
+        """
         node = node.unnest()
         literal = self._literal(node)
         if literal is not None:

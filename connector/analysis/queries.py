@@ -263,6 +263,7 @@ class Queries:
         return InnerQuery(rows, select.block, seen_pairs, source)
 
     def _make_lateral_query(self, number: int, tables: _FromClause, predicates: PredicateReader) -> InnerQuery:
+        """Return the `InnerQuery` of the LATERAL subquery that is the source `number`."""
         # In every engine, a LATERAL subquery can refer to the left side of its join. Only in some engines, it can refer
         # to sources before a comma.
         sides = (list_sources(join.left) for join in iter_joins(tables.tree) if join.right == number)
@@ -314,6 +315,10 @@ class _FromClause:
         return tree
 
     def parse_relation(self, node: exp.Expr) -> ParsedTree:
+        """Add a relation in FROM to the sources, and return its tree with the joins that follow it.
+
+        A join in brackets without an alias is parsed like its relations, because their names stay visible.
+        """
         joins = node.args.get("joins") or []
         if _is_bracket(node):
             if not _list_arguments(node, set(node.args) - {"this", "joins"}):
@@ -348,6 +353,11 @@ class _FromClause:
         raise UnsupportedStatement
 
     def _read_table(self, node: exp.Table) -> Relation:
+        """Return the relation of a table name: a query of WITH, a stored table, or an opaque source.
+
+        An opaque source gives no conditions. Examples are a sample, a table at an earlier time, and a metadata table
+        such as `t$files`.
+        """
         _check_arguments(node, _TABLE)
         parts = node.parts
         if not all(isinstance(part, exp.Identifier) for part in parts) or len(parts) > 3:
@@ -395,6 +405,12 @@ def _find_grouping_keys(node: exp.Expr) -> list[exp.Expr]:
 
 
 def _find_keys(element: exp.Expr, projections: list[exp.Expr]) -> list[exp.Expr]:
+    """Return the grouping keys of one element of GROUP BY. For GROUPING SETS, these are the columns in every set.
+
+    Args:
+        element: The element.
+        projections: The outputs of SELECT, to which a number in GROUP BY refers.
+    """
     match element:
         case exp.Literal():  # The key is the number of an output in SELECT.
             number = int(element.this) if str(element.this).isdigit() else 0
@@ -519,7 +535,12 @@ def parse_version(version: exp.Expr) -> int | str | None:
 
 
 def make_opaque_source(node: exp.Expr, visible: _Visible) -> Relation:
-    """Return an opaque source. The queries of the WITH clause that it may use are read completely."""
+    """Return a source about which nothing is known. No condition is pushed to the WITH queries that it may use.
+
+    Args:
+        node: The relation. Any name in it may be the name of a query in WITH.
+        visible: The queries of the WITH clause, by name.
+    """
     for identifier in node.find_all(exp.Identifier):
         query = visible.get(identifier.name.lower())
         if query is not None:

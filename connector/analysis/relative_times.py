@@ -31,7 +31,10 @@ _TIMES = frozenset({exp.DataType.Type.DATE, exp.DataType.Type.TIMESTAMP, exp.Dat
 
 @dataclass(frozen=True)
 class DateSpan:
-    """A span that contains a date or time: from midnight of `low` to midnight of `high`, in UTC."""
+    """A span that contains a date or time: from midnight of `low` to midnight of `high`, in UTC.
+
+    The date or time is the current time, possibly moved by an interval, in the unknown zone of the session.
+    """
 
     low: date
     high: date
@@ -64,7 +67,8 @@ def parse_span(node: exp.Expr | None, today: date | None) -> DateSpan | None:
     """Return the span of an expression of the current time, or None for other expressions.
 
     Args:
-        today: The date in UTC.
+        node: The expression.
+        today: The date in UTC, or None if the expression must not be read.
     """
     if today is None or node is None or sum(1 for _ in node.find_all(exp.AtTimeZone)) > 1:
         return None  # Repeated conversions between zones may move the value further.
@@ -75,7 +79,11 @@ def parse_span(node: exp.Expr | None, today: date | None) -> DateSpan | None:
 
 
 def _parse_operand(node: exp.Expr | None, today: date) -> DateSpan | None:
-    """Return the dates that an expression such as `CURRENT_DATE` may have, or None for another expression."""
+    """Return the dates that an expression such as `CURRENT_DATE` may have, or None for another expression.
+
+    The start of a period is the start for the lower end of the span, since the period may begin earlier in another
+    zone, and the upper end stays unchanged.
+    """
     match node:
         case exp.Paren() | exp.AtTimeZone():
             return _parse_operand(node.this, today)

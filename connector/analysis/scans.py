@@ -100,6 +100,9 @@ def use_parsed_query(text: str, tree: exp.Expr, words: Sequence[Any]) -> ParsedQ
 def _check_query(inner: QueryText, tree: exp.Expr, words: Sequence[Any]) -> ParsedQuery:
     """Check that sqlglot and Trino split a query into the same tokens, and return the parsed query.
 
+    A query that both read differently could get a wrong condition. `casts_decimal` is found in the tokens by `AS
+    DECIMAL`, which also finds casts in parts of the query that are not read.
+
     Raises:
         UnsupportedStatement: The tokens differ, or the query is not fully supported.
     """
@@ -301,7 +304,10 @@ class _ReferencePositions:
 
 
 def _parse_version(token: TrinoToken) -> int | str | None:
-    """Return the value of a number token or a string token, or None for other tokens."""
+    """Return the version of a table from its token: a snapshot id, or the name of a branch or tag.
+
+    The result is None if the token is not a whole number or a string.
+    """
     if token.kind == "number" and token.text.isdigit():
         return int(token.text)
     return token.text[1:-1].replace("''", "'") if token.kind == "string" else None

@@ -153,6 +153,7 @@ class SelectNames:
         return self.sources[source].relation.find_kind(column)
 
     def resolve(self, column: exp.Column) -> ColumnReference | None:
+        """Return the source column to which a name refers, or None if it is unknown or ambiguous."""
         parts = column.parts
         if not all(isinstance(part, exp.Identifier) for part in parts) or len(parts) > 3:
             return None
@@ -170,7 +171,7 @@ class SelectNames:
         return self.resolve(node) if type(node) is exp.Column else None
 
     def resolve_stored(self, column: exp.Column) -> ColumnReference | None:
-        """Return a column, or a field of a struct column of a table."""
+        """Return the column to which a name refers, or the field of a struct column of a table, or None."""
         return self.resolve(column) or self._resolve_field(column)
 
     def resolve_in(self, tree: ParsedTree, name: str) -> ColumnReference | None:

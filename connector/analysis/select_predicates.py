@@ -87,7 +87,7 @@ class PredicateReader:
         return self._reader.read(node, resolve, self._names.find_kind)
 
     def read_predicate(self, node: exp.Expr) -> Predicate:
-        """Return the predicate of WHERE."""
+        """Return what is known about each row for which the condition of WHERE is true."""
         condition, equalities = self._read_condition(node, None), tuple(self._find_equalities(node))
         return Predicate(condition, equalities, partial(self._read_exact_condition, node))
 
@@ -109,7 +109,7 @@ class PredicateReader:
         return all_of(exact_parts) if len(exact_parts) == len(comparisons) else None
 
     def find_join_predicate(self, join: ParsedJoin) -> Predicate:
-        """Return the predicate of ON or USING.
+        """Return what is known about each pair of rows for which ON or USING is true.
 
         The predicate refers only to sources of the join, because any other name may belong to an outer block.
         """
@@ -127,7 +127,10 @@ class PredicateReader:
     def _read_condition(self, node: exp.Expr | None, visible_sources: frozenset[int] | None) -> Condition | None:
         """Return a condition that is true for each row for which `node` is true.
 
+        The condition also has semi-joins: comparisons with subqueries, with periods and with columns of other sources.
+
         Args:
+            node: The expression, or None.
             visible_sources: The sources to which `node` may refer, or None for all sources.
         """
         if node is None:
@@ -206,7 +209,12 @@ class PredicateReader:
                         yield from self._read_values_beside(column, op, self._queries.get(id(inner)))
 
     def _read_values_in(self, columns: Sequence[exp.Expr], query: Relation | None) -> Iterator[Condition]:
-        """Yield conditions on columns that must together equal the columns of one row of the query."""
+        """Yield conditions on columns that must together equal the columns of one row of the query.
+
+        Args:
+            columns: The columns of this SELECT.
+            query: The subquery. Its columns are in the order of `columns`. If it is None, nothing is yielded.
+        """
         names = None if query is None else query.list_names()
         if query is None or names is None or len(names) != len(columns):
             return
@@ -235,7 +243,10 @@ class PredicateReader:
             yield from iter_range_semi_joins(reference, [Limit(op, name)], query)
 
     def _read_values_of_exists(self, query: Relation | None) -> Iterator[SemiJoin]:
-        """Yield semi-joins for columns of this SELECT that a subquery's WHERE compares with the subquery's columns."""
+        """Yield semi-joins for columns of this SELECT that the WHERE of a subquery requires to equal its columns.
+
+        The subquery is one that must return a row, as in EXISTS.
+        """
         select = self._selects.get(id(query))
         if select is not None:
             yield from iter_exists_semi_joins(select.block, self.find_correlated_pairs(select))
@@ -307,7 +318,10 @@ class PredicateReader:
         return None if literal is None else get_literal_class(literal)
 
     def _read_range_values(self, node: exp.Expr, visible_sources: frozenset[int] | None) -> Iterator[SemiJoin]:
-        """Yield semi-joins for columns that are less or greater than columns of another source."""
+        """Yield semi-joins for columns that are less or greater than columns of another source.
+
+        The limits of a column by one source are collected, because a lower and an upper limit together form a range.
+        """
         limits: dict[tuple[ColumnReference, int], list[Limit]] = {}
         for part in split_conjunction(node):
             for left, op, right in self._read_inequalities(part):
@@ -378,7 +392,10 @@ def parse_period(node: exp.Expr) -> Period | None:
 
 
 def find_extremes(names: SelectNames) -> dict[str, Extreme]:
-    """Return the minima and maxima of columns among the outputs of a SELECT, by the name of the output."""
+    """Return the minima and maxima of columns among the outputs of a SELECT, by the name of the output.
+
+    Outputs with a name that occurs twice are left out, because a reference to such a name is ambiguous.
+    """
     extremes: dict[int, Extreme] = {}
     for number, projection in enumerate(names.projections):
         aggregate = projection.unalias()

@@ -63,7 +63,7 @@ class StatementText:
 
 @dataclass(frozen=True, slots=True)
 class ReadStatement:
-    """The result of the analysis of a statement."""
+    """The scans of a statement: the reads of its tables, with the conditions on the rows that it needs."""
 
     scans: tuple[Scan, ...]
     table_names: tuple[Names, ...] = ()
@@ -131,9 +131,12 @@ class StatementReader:
     ) -> T:
         """Return the result of `work` on a text of `characters` characters.
 
-        The work on a text longer than `in_loop_max` runs outside of the event loop.
+        The work on a text longer than `in_loop_max` runs outside of the event loop, because it would delay other
+        requests.
 
         Args:
+            characters: The length of the text, from which the time of the work is estimated.
+            work: A function that processes the text.
             until_s: The deadline, on the clock of the event loop.
             in_loop_max: The maximum number of characters for which the work runs on the event loop.
 
@@ -151,6 +154,11 @@ class StatementReader:
         return await lock.run(user, work, group=address)
 
     async def _run_in_thread(self, key: _Key, columns: Mapping[Names, Columns | None]) -> ReadStatement:
+        """Analyse a statement outside of the event loop, and cache its result and its parsed query.
+
+        The result is cached in the event loop, because the caches are not safe for threads. It is cached even if the
+        caller no longer waits.
+        """
         loop, text = asyncio.get_running_loop(), key[0]
         parsed_query = self._parsed_queries.get((text.text, text.parameters))
 

@@ -23,7 +23,11 @@ _NAME_CHARACTERS_MAX = 500
 
 
 def find_table_uses(tree: exp.Expr) -> Mapping[int, TableUse]:
-    """Return the use of each table reference, by the `id` of its node. References without a known use are left out."""
+    """Return the use of each table reference, by the `id` of its node. References without a known use are left out.
+
+    A column without a qualifier may belong to any table of its SELECT, so each of them gets its name. After `*`, the
+    names of the read columns are unknown.
+    """
     uses = {}
     for select in tree.find_all(exp.Select):
         tables = list(_list_tables(select))
@@ -93,7 +97,13 @@ def _list_aggregates(select: exp.Select) -> Iterator[tuple[str, exp.Column | Non
 def _select_for_table(
     name: str, grouping: list[exp.Column], aggregates: list[tuple[str, exp.Column | None]]
 ) -> TableUse:
-    """Return the grouping keys and the aggregates that may belong to a table."""
+    """Return the grouping keys and the aggregates that may belong to a table.
+
+    Args:
+        name: The alias or the name of the table, in lower case.
+        grouping: The columns in GROUP BY.
+        aggregates: The functions, each with its column or None. A function without a column belongs to every table.
+    """
 
     def is_own(column: exp.Column) -> bool:
         return column.table.lower() in ("", name) and len(column.name) <= _NAME_CHARACTERS_MAX

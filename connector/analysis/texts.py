@@ -71,7 +71,11 @@ def parse_formatted_time(node: exp.Expr, reader: ComparisonReader) -> FormattedT
 
 
 def compare_formatted(op: str, time: FormattedTime, text: str, reader: ComparisonReader) -> Condition | None:
-    """Read a comparison of a formatted time, such as `date_format(ts, '%Y-%m') >= '2026-01'`."""
+    """Read a comparison of a formatted time, such as `date_format(ts, '%Y-%m') >= '2026-01'`.
+
+    The text represents a period, here a month. Years without exactly four digits do not sort as texts, so the condition
+    also includes these years.
+    """
     try:
         start = datetime.strptime(text, time.format)
         if start.year < _FOUR_DIGIT_YEAR_MIN:  # Python's strftime writes such a year without leading zeros.
@@ -132,7 +136,11 @@ def compare_formatted_prefix(node: exp.Expr, prefix: str, reader: ComparisonRead
 
 
 def compare_prefix(op: str, node: exp.Expr, literal: Literal, reader: ComparisonReader) -> Condition | None:
-    """Read a comparison of the first code points of a text, such as `substr(c, 1, 2) = 'ab'`."""
+    """Read a comparison of the first code points of a text, such as `substr(c, 1, 2) = 'ab'`.
+
+    If the literal is shorter than the prefix, the column itself compares like the prefix: it can equal the literal only
+    if it is not longer. If the literal is longer, the prefix never equals it.
+    """
     if isinstance(node, exp.Substring):
         start, size = node.args.get("start"), node.args.get("length")
         if not isinstance(start, exp.Literal) or str(start.this) != "1":
@@ -168,7 +176,11 @@ def compare_prefix(op: str, node: exp.Expr, literal: Literal, reader: Comparison
 
 
 def compare_in_case(op: str, node: exp.Lower | exp.Upper, text: str, reader: ComparisonReader) -> Condition | None:
-    """Read a comparison of `lower(c)` or `upper(c)` with a text."""
+    """Read a comparison of `lower(c)` or `upper(c)` with a text.
+
+    The result has up to three conditions, of which the server uses those that it can evaluate: comparisons with the
+    texts that become `text`, a comparison for an index on the function, and a LIKE.
+    """
     column = reader.compare_column("=", node.this, Literal("text", text))
     if column is None:
         return None

@@ -50,7 +50,11 @@ ResolveName: TypeAlias = Callable[[Names, View], tuple[str, Name] | None]
 
 @dataclass(frozen=True, slots=True)
 class ResolvedView:
-    """A view, with the tables to which the names in its text refer."""
+    """A view, with the tables to which the names in its text refer.
+
+    Attributes:
+        named: The catalog and the name of each table, by the name in the text.
+    """
 
     view: View
     named: Mapping[Names, tuple[str, Name]]
@@ -66,7 +70,12 @@ class ViewDefinitions:
 
 @dataclass(frozen=True, slots=True)
 class ExpandedView:
-    """A reference to a view, with the references to tables and to views in the view's text."""
+    """A reference to a view, with the references to tables and to views in the view's text.
+
+    Attributes:
+        planned: The reference to the view.
+        dimensions: For each reference to a table, the joined tables whose rows can restrict its files.
+    """
 
     planned: PlannedScan
     view: View
@@ -268,6 +277,16 @@ class ViewPlanner:
         reader: str,
     ) -> tuple[dict[PlannedScan, PlanView], Plans]:
         """Create plan views, for `reader`, of the views with a table in `plans`.
+
+        A plan view has the text of a view, but reads the plans of the tables.
+
+        Args:
+            expanded_views: The views of the statement, with the references in their texts.
+            plans: The plans of tables.
+            planned_scans: All references to tables in the statement.
+            dimensions: The joined tables that can restrict the files of each reference.
+            requests: The sender of requests to the catalog.
+            reader: The user who reads the views.
 
         Returns:
             The plan views, and the plans that can be used. A statement must read a table at one snapshot, so the plans

@@ -11,7 +11,10 @@ Mask = npt.NDArray[np.bool_]
 
 
 def combine_to_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Return a column as one array. Its chunks are joined."""
+    """Return a column as one array. Its chunks are joined.
+
+    For some types, `combine_chunks` still returns a chunked array, whose chunks are then concatenated.
+    """
     if isinstance(column, pa.Array):
         return column
     # `combine_chunks` would copy even a single chunk.

@@ -81,6 +81,10 @@ def get_arrow_type(kind: Type, path: str = "") -> pa.DataType:
 
 
 def _to_arrow_fields(fields: Iterable[Field], prefix: str) -> list[pa.Field]:
+    """Return the Arrow fields of data files. Columns of the type unknown are not stored, because they have only nulls.
+
+    `prefix` is the path of the enclosing struct, for error messages.
+    """
     arrow_fields: list[pa.Field] = []
     used_names: set[str] = set()
     for field in fields:
@@ -159,6 +163,9 @@ def _cast_fields(
 ) -> list[pa.Array]:
     """Cast the columns of the data to fields with the same names.
 
+    A missing column gets its default. A column of the type unknown is checked, but not returned, because it is not
+    stored in files.
+
     Args:
         names: The names of the columns of the data.
         arrays: The columns of the data.
@@ -222,7 +229,14 @@ def _to_plain_array(array: pa.Array) -> pa.Array:
 def _check_nulls(array: pa.Array, nullable: bool, parent_mask: Mask | None, path: str) -> pa.Array:
     """Check that a required column has no null, and return the column.
 
-    Nulls inside null structs are permitted. For them, the column is returned without a validity bitmap.
+    Nulls inside null structs are permitted. The column is then returned without a validity bitmap, because files store
+    no nulls of a required field.
+
+    Args:
+        array: The column.
+        nullable: Whether the column is optional.
+        parent_mask: Whether the enclosing struct of each row is not null, or None if it never is null.
+        path: The name of the column, for messages.
 
     Raises:
         Unwritable: A required column has a null.
@@ -287,6 +301,7 @@ def _cast_list(array: pa.Array, kind: ListType, path: str) -> pa.Array:
 
 
 def _cast_map(array: pa.Array, kind: MapType, path: str) -> pa.Array:
+    """Cast the keys and values of a map column. Only entries of maps that are not null are cast."""
     if not pa.types.is_map(array.type):
         raise _make_type_error(array, kind, path)
     offsets = array.offsets.to_numpy()

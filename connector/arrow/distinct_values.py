@@ -41,7 +41,10 @@ def add_values(builder: SketchBuilder, column: pa.Array, kind: str) -> None:
 
 
 def _hash_values(values: pa.Array, kind: str) -> Hashes:
-    """Return the hashes of the values of a column whose Iceberg type is `kind`."""
+    """Return the hashes of the values of a column whose Iceberg type is `kind`.
+
+    A value is hashed in the form of Iceberg's single-value serialisation. A decimal therefore has its shortest form.
+    """
     name = get_base_name(kind)
     if name in _BYTES_BY_TYPE:
         width = _BYTES_BY_TYPE[name]

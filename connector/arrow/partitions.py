@@ -118,7 +118,10 @@ def build_term(transform: str, sources: Sequence[int], schema: Schema, subject: 
 
 
 def find_field_positions(column_id: int, schema: Schema) -> tuple[int, ...]:
-    """Return the indexes of the fields on the path to a column, in batches with the table's Arrow schema."""
+    """Return the indexes of the fields on the path to a column, in batches with the table's Arrow schema.
+
+    Fields of the type unknown are not in these batches, so they are not counted.
+    """
     path = [column_id]
     while (parent := schema.index.by_id[path[0]].parent) is not None:
         path.insert(0, parent)
@@ -158,7 +161,10 @@ class Partitioner:
         ]
 
     def split(self, batch: pa.RecordBatch) -> list[tuple[Partition, Longs | None]]:
-        """Return the partitions of a batch, each with the ascending positions of its rows, or None for all rows."""
+        """Return the partitions of a batch, each with the ascending positions of its rows, or None for all rows.
+
+        Rows are grouped by a stable sort of the codes of their partitions. numpy sorts 16-bit codes much faster.
+        """
         if not batch.num_rows:
             return []
         columns = [term.apply(batch) for term in self.terms if term.transform != VOID]
@@ -184,7 +190,11 @@ class Partitioner:
 
 
 def _combine_codes(columns: Sequence[Values]) -> Longs:
-    """Return a code for each row, as int64[rows]. Rows have the same code if all their values are equal."""
+    """Return a code for each row, as int64[rows]. Rows have the same code if all their values are equal.
+
+    The code is a number whose digits are the codes of the columns. Before it would overflow, the codes are numbered
+    again without gaps.
+    """
     codes, code_count = columns[0].codes, len(columns[0].values)
     for column in columns[1:]:
         if code_count * len(column.values) > _CODES_MAX:
@@ -196,6 +206,14 @@ def _combine_codes(columns: Sequence[Values]) -> Longs:
 
 def apply_transform(transform: str, kind: str, column: pa.Array | pa.ChunkedArray) -> Values:
     """Apply a transform to a column of a table.
+
+    Types whose values have an integer code are transformed as numbers, all rows at once. Texts, bytes and wide decimals
+    are transformed once for each distinct value.
+
+    Args:
+        transform: The transform.
+        kind: The Iceberg type of the column.
+        column: The values.
 
     Raises:
         ValueError: The type of the values is not the type of the column.
@@ -311,6 +329,7 @@ def _truncate(numbers: Longs, transform: str, kind: str) -> Longs:
 
 
 def _apply_bucket(numbers: Longs, transform: str, kind: str) -> Longs:
+    """Return the bucket of each number. Iceberg hashes integers, dates and times as 8 bytes."""
     # Iceberg hashes nanoseconds as microseconds.
     hash_input = numbers // 1000 if kind.endswith("_ns") else numbers
     hashes = _murmur.hash_fixed(hash_input.view(np.uint8), 8, _MURMUR_SEED, _MURMUR_BITS)
@@ -338,6 +357,7 @@ def _apply_day(numbers: Longs, _transform: str, kind: str) -> Longs:
 
 
 def _apply_hour(numbers: Longs, _transform: str, kind: str) -> Longs:
+    """Return the hours since 1970 of times of the type `kind`."""
     hours = numbers // (UNITS_PER_DAY[kind] // 24)
     return hours.astype(np.int32).astype(np.int64)  # As in Java, the value wraps around at 32 bits.
 

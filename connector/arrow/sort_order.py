@@ -65,7 +65,10 @@ class Ordering:
 
 
 def _build_sort_keys(field: _Field, rows: pa.Table) -> list[npt.NDArray[np.uint64]]:
-    """Return the sort keys of a field, uint64[rows] each. The most significant key is first."""
+    """Return the sort keys of a field, uint64[rows] each. The most significant key is first.
+
+    With nulls, the first key separates the nulls from the values. It is 0 for the rows that come first.
+    """
     ranks, valid = _rank_values(field.term, rows)
     ranks = ~ranks if field.descending else ranks
     if valid is None:
@@ -74,7 +77,11 @@ def _build_sort_keys(field: _Field, rows: pa.Table) -> list[npt.NDArray[np.uint6
 
 
 def _rank_values(term: PartitionTerm, rows: pa.Table) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_] | None]:
-    """Return the rank of each value, as uint64[rows], and whether it is not null, as bool[rows] or None if none is."""
+    """Return the rank of each value, as uint64[rows], and whether it is not null, as bool[rows] or None if none is.
+
+    A larger value has a larger rank. The rank of a null has no meaning. A type whose values have integer codes in their
+    order needs no sort for its ranks.
+    """
     column = get_column_at(rows, term.positions)
     if term.transform != IDENTITY:
         distinct = apply_transform(term.transform, term.kind, column)

@@ -38,7 +38,9 @@ class DuckDBCubeQuery:
         *,
         floats: bool,
     ) -> None:
-        """Translate a query.
+        """Translate a query, and check that its result has the types of the original query.
+
+        DuckDB determines both lists of types from queries over relations without rows.
 
         Args:
             con: The connection in which the query runs.
@@ -68,7 +70,10 @@ class DuckDBCubeQuery:
 
 
 def _read_no_rows(text: str, reference: NamedRelation, schema: Schema) -> str:
-    """Return the statement with an empty relation in place of the table. The relation has the table's columns."""
+    """Return the statement with an empty relation in place of the table. The relation has the table's columns.
+
+    DuckDB can find the types of the result of this statement without reading the table.
+    """
     columns = ((field.name, _name_type(field.type)) for field in schema.fields)
     null_columns = ", ".join(
         f"CAST(NULL AS {kind}) AS {quote_name(name)}" for name, kind in columns if kind is not None

@@ -41,7 +41,10 @@ _LOCAL_TYPES = {_Type.TIMESTAMP, _Type.TIMESTAMPNTZ}
 
 
 def find_kind(iceberg_type: str) -> str | None:
-    """Return the kind of an Iceberg type, or None if comparisons of the type cannot prune files."""
+    """Return the kind of an Iceberg type, or None if comparisons of the type cannot prune files.
+
+    Types of one kind, such as int and long, are compared in the same way.
+    """
     if iceberg_type.startswith("decimal("):
         return iceberg_type.replace(" ", "")
     return iceberg_type if iceberg_type in _UNCHANGED else _KINDS_BY_TYPE.get(iceberg_type)
@@ -104,7 +107,11 @@ class NameKinds:
         self._propagate_kinds(names_by_alias)
 
     def find_kind(self, column: exp.Expr | None) -> str | None:
-        """Return the kind of all columns with the same name as this column, or None if it is unknown."""
+        """Return the kind of all columns with the same name as this column, or None if it is unknown.
+
+        The name alone decides, because the scope of a name is not resolved. If columns of the same name have different
+        kinds, the kind is unknown. If the qualifier is the name of a struct, the column is a field of the struct.
+        """
         if type(column) is not exp.Column:
             return None
         name, qualifier = column.name.lower(), column.table.lower()
@@ -116,7 +123,10 @@ class NameKinds:
         return next(iter(kinds)) if len(kinds) == 1 else None
 
     def _propagate_kinds(self, names_by_alias: Mapping[str, set[str]]) -> None:
-        """Add to each alias the kinds of its columns, which may be aliases themselves."""
+        """Add to each alias the kinds of its columns, which may be aliases themselves.
+
+        Each round passes kinds over one more alias, so the loop ends after a round without a new kind.
+        """
         for _ in range(1 + len(names_by_alias)):
             kind_count = sum(map(len, self._kinds_by_name.values()))
             for name, columns in names_by_alias.items():
@@ -151,6 +161,7 @@ def find_literal_kind(nodes: Sequence[exp.Expr]) -> str | None:
 
 
 def _find_literal_kind(node: exp.Expr) -> str | None:
+    """Return the kind of one constant: an integer, a text or a date. Return None for any other node."""
     number = node.this if isinstance(node, exp.Neg) else node
     if isinstance(number, exp.Literal) and not number.is_string:
         # DuckDB reads longer numbers as DOUBLE.
@@ -238,7 +249,13 @@ def _name_output(projection: exp.Expr) -> str:
 
 
 def to_constant(node: exp.Expr | None, kind: str, *, utc: bool) -> exp.Expr | None:
-    """Return a constant in Trino's SQL, or None if DuckDB would convert a column of this kind to compare it."""
+    """Return a constant in Trino's SQL, or None if DuckDB would convert a column of this kind to compare it.
+
+    Args:
+        node: The constant in DuckDB's SQL.
+        kind: The kind of the column with which it is compared.
+        utc: Whether the session's time zone is UTC.
+    """
     while isinstance(node, exp.Paren):
         node = node.this
     match node:
@@ -318,7 +335,10 @@ def _to_current_time(node: exp.Expr) -> exp.Expr | None:
 
 
 def _read_text(node: exp.Expr | None) -> tuple[str | None, exp.DType | None]:
-    """Return the text of a string, and the type to which it is cast."""
+    """Return the text of a string literal, and the type to which it is cast, or None if there is no cast.
+
+    The text is None if the node is not a string.
+    """
     match node:
         case exp.Literal():
             return str(node.this), None

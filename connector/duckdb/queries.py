@@ -72,7 +72,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PlannedQuery(RewrittenStatement):
-    """A query whose text reads plan tables."""
+    """A query whose text reads plan tables, which have only the files that the query needs."""
 
     bytes: int = 0
     """The total size of `files` in bytes."""
@@ -207,6 +207,11 @@ class _Query:
     # Names
 
     def _read_session(self) -> _Session:
+        """Read the settings of the connection.
+
+        Raises:
+            UnsupportedStatement: A setting changes the meaning of conditions, or a transaction is open.
+        """
         settings = "current_database(), current_schema()" + "".join(
             f", current_setting('{name}')"
             for name in ("search_path", "TimeZone", "default_collation", "old_implicit_casting")
@@ -227,6 +232,9 @@ class _Query:
         self, reference: NamedRelation, session: _Session, catalogs: Mapping[str, AttachedCatalog]
     ) -> _CatalogTable | None:
         """Return the table to which a name refers, or None if no attached catalog has it.
+
+        A name with one qualifier is ambiguous in DuckDB: the qualifier is a database if there is one of this name, and
+        otherwise a schema. A name without a qualifier may also be a temporary table.
 
         Raises:
             UnsupportedStatement: The name refers to a view of DuckDB, which may read the same tables at another
@@ -353,7 +361,13 @@ class _Query:
     def _find_filter(
         self, tables: Mapping[int, _CatalogTable], known_tables: Mapping[int, KnownTable], *, utc: bool
     ) -> Expression | None:
-        """Return a condition that is true for all needed rows of the query's only table, or None if none is known."""
+        """Return a condition that is true for all needed rows of the query's only table, or None if none is known.
+
+        Args:
+            tables: The references to tables, by number.
+            known_tables: The states of the tables, by the same numbers.
+            utc: Whether the session's time zone is UTC.
+        """
         try:
             scans = self._find_scans(tables, known_tables, utc=utc)
         except UnsupportedStatement:
@@ -364,7 +378,17 @@ class _Query:
     def _find_table_filter(
         self, table: _CatalogTable, known_table: KnownTable, alias: str, condition: str, *, utc: bool
     ) -> Expression | None:
-        """Return a filter that is true for each row that meets a condition, or None if no filter is known."""
+        """Return a filter that is true for each row that meets a condition, or None if no filter is known.
+
+        The condition is analysed like the WHERE clause of a query on the table.
+
+        Args:
+            table: The reference to the table.
+            known_table: The state of the table.
+            alias: The name by which the condition refers to the table.
+            condition: The condition in DuckDB's SQL.
+            utc: Whether the session's time zone is UTC.
+        """
         name = self._statement.text[table.reference.start : table.reference.end]
         try:
             statement = DuckDBStatement(f"SELECT 1 FROM {name} AS {quote_name(alias)} WHERE {condition}")  # noqa: S608
@@ -428,8 +452,9 @@ class _Query:
     def _find_scans(
         self, tables: Mapping[int, _CatalogTable], tables_of_catalogs: Mapping[int, KnownTable], *, utc: bool
     ) -> dict[int, PlannedScan]:
-        """Return the scans of the statement.
-        The function can be called only once, because it changes the tree of the statement.
+        """Return the scans of the statement. The result or the error is stored for further calls.
+
+        The analysis runs only once, because it changes the tree of the statement.
 
         Raises:
             UnsupportedStatement: The statement is not supported.
@@ -453,7 +478,8 @@ class _Query:
     ) -> dict[int, PlannedScan]:
         """Return the scans of a statement by their numbers in the analysis.
 
-        In the scans, marks replace the names of tables (`mark_name`). Joins refer to a scan by its number.
+        The analysis reads Trino's SQL, so the statement is first translated. In the translation, marks replace the
+        names of tables (`mark_name`), and identify the reference of a scan. Joins refer to a scan by its number.
 
         Raises:
             UnsupportedStatement: The statement is not supported.
@@ -485,7 +511,16 @@ class _Query:
         plans: Mapping[PlannedScan, TablePlanResponse],
         dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
     ) -> PlannedQuery:
-        """Return the text in which the names of plan tables replace those of the tables."""
+        """Return the text in which the names of plan tables replace those of the tables.
+
+        A plan table has only one snapshot, so a version clause of a table is removed.
+
+        Args:
+            tables: The references to tables, by number.
+            scans: The scans that have plans.
+            plans: The plans of the scans.
+            dimensions: The joined tables that may have left out files, for the summary.
+        """
         marks = {mark_name(number): table for number, table in tables.items()}
         replacements = []
         for scan in scans.values():

@@ -42,8 +42,9 @@ def connect(
     database: str = ":memory:",
     config: dict[str, Any] | None = None,
 ) -> duckdb.DuckDBPyConnection:
-    """Return a new DuckDB connection with the catalog at `uri` attached as `name` (see `attach`).
+    """Return a new DuckDB connection with the catalog at `uri` attached as `name`.
 
+    The docstring of `attach` describes the parameters.
     `database` and `config` are the arguments of `duckdb.connect`. Extensions from PyPI are not signed by DuckDB's
     repository, so `allow_unsigned_extensions` is on unless `config` sets it.
     """
@@ -65,6 +66,9 @@ def attach(
     (`enable_external_file_cache`), because DuckDB would return wrong rows of tables with deletion vectors.
 
     Args:
+        con: The connection.
+        uri: The address of the catalog.
+        name: The name of the catalog in DuckDB.
         token: A bearer token.
         on_s3: Whether the tables are in S3. DuckDB then uses keys from the server
             (`SEAMARK_S3_CLIENT_ACCESS=static` or `sts`).

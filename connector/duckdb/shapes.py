@@ -17,7 +17,10 @@ _QUERIES = (exp.Select, exp.SetOperation, exp.Subquery)
 
 
 def rewrite_blocks(tree: exp.Expr) -> None:
-    """Rewrite the constructs whose meaning does not depend on the columns of tables."""
+    """Rewrite the constructs whose meaning does not depend on the columns of tables.
+
+    These are QUALIFY, which Trino does not have, and the names that DuckDB gives to unnamed columns.
+    """
     for node in list(tree.find_all(exp.Select, exp.Values, exp.Unnest)):
         if isinstance(node, exp.Select):
             if node.args.get("qualify") is not None:
@@ -27,7 +30,11 @@ def rewrite_blocks(tree: exp.Expr) -> None:
 
 
 def rewrite_conditions(tree: exp.Expr, kinds: NameKinds) -> None:
-    """Rewrite the conditions whose meaning depends on the kinds of their columns."""
+    """Rewrite the conditions whose meaning depends on the kinds of their columns.
+
+    A condition of DuckDB becomes a condition of Trino with the same meaning. If there is none, its columns are hidden
+    from the analysis (`hide`).
+    """
     nodes = list(tree.walk())
     node_types = {type(node) for node in nodes}
 
@@ -80,7 +87,10 @@ def is_of_values(node: exp.In | exp.EQ, kinds: NameKinds) -> bool:
 
 
 def read_listed_elements(query: exp.Expr | None) -> list[exp.Expr] | None:
-    """Return the elements of `(SELECT unnest([1, 2]))`, or None for another query."""
+    """Return the elements of `(SELECT unnest([1, 2]))`, or None for another query.
+
+    The query must have no other clause and no other column, so that IN with it equals IN with the elements.
+    """
     while isinstance(query, exp.Subquery) and _list_set_arguments(query) == {"this"}:
         query = query.this
     if (
@@ -108,7 +118,10 @@ def list_results(node: exp.Case | exp.If) -> list[exp.Expr]:
 
 
 def is_counted_if_true(node: exp.Expr) -> bool:
-    """Return whether false and null have the same effect at the place of the condition."""
+    """Return whether false and null have the same effect at the place of the condition.
+
+    This is true in WHERE, HAVING and ON, below any AND and OR, but not below NOT.
+    """
     parent = node.parent
     while isinstance(parent, exp.Paren | exp.And | exp.Or):
         parent = parent.parent
@@ -120,7 +133,7 @@ def is_whole(node: exp.Expr | None) -> bool:
 
 
 def hide(expressions: Sequence[exp.Expr]) -> exp.Anonymous:
-    """Return a function call that hides the expressions from the analysis."""
+    """Return a call of an unknown function with these expressions as arguments, which the analysis does not read."""
     return exp.Anonymous(this=HIDDEN, expressions=list(expressions))
 
 
@@ -148,8 +161,8 @@ def _are_constants_of(nodes: Sequence[exp.Expr], kind: str | None) -> bool:
 def _move_windows(select: exp.Select) -> None:
     """Move the window functions and subqueries of QUALIFY to ORDER BY.
 
-    QUALIFY removes rows after all other clauses, so the analysis must not read its condition. In ORDER BY, window
-    functions and subqueries have the same effect on the analysis.
+    QUALIFY removes rows after all other clauses, so its condition must not be read as a condition on rows of tables.
+    Its window functions and subqueries must still be read, which they are in ORDER BY.
     """
     qualify = select.args["qualify"]
     select.set("qualify", None)
@@ -170,7 +183,7 @@ def _find_windows_and_queries(node: exp.Expr) -> Iterator[exp.Expr]:
 
 
 def _name_columns(rows: exp.Expr) -> None:
-    """Give columns without an alias the names that DuckDB gives them."""
+    """Give columns without an alias the names that DuckDB gives them: `col0`, `col1` … for VALUES, and `unnest`."""
     first_row = rows.expressions[0]
     if isinstance(rows, exp.Values):
         names = [

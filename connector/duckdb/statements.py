@@ -117,6 +117,9 @@ class DuckDBStatement:
     def to_marked_text(self, tables: Mapping[int, Mapping[str, str]], *, utc: bool) -> str:
         """Return the statement in Trino's SQL. Reference n is replaced by `mark_name(n)`.
 
+        The text is only analysed and never run. Conditions with another meaning in Trino are hidden, so that they give
+        no filter. The tree of the statement is changed.
+
         Args:
             tables: The columns of the references to tables of the catalog, with their Iceberg types.
             utc: Whether the session's time zone is UTC.
@@ -153,7 +156,8 @@ class DuckDBStatement:
     def _find_sure_qualifiers(self, tables: Mapping[int, Mapping[str, str]]) -> frozenset[str] | None:
         """Return the qualifiers that only refer to tables with known columns.
 
-        The result is None if the columns of all tables are known.
+        The result is None if the columns of all tables are known. A qualifier is left out if it is also the name of a
+        table with unknown columns, or of a subquery, because its columns may have other kinds.
         """
         if len(tables) == len(self._nodes):
             return None
@@ -166,7 +170,11 @@ class DuckDBStatement:
         return frozenset(self._nodes[number].alias_or_name.lower() for number in tables) - unknown_qualifiers
 
     def _read_reference(self, node: exp.Table) -> NamedRelation | None:
-        """Return the name of a relation and its position in the text, or None if the relation has no name."""
+        """Return the name of a relation and its position in the text, or None if its name cannot be replaced.
+
+        sqlglot's positions are checked: the text at these positions must be this name, and the version clause must
+        follow the name or its alias.
+        """
         parts = node.parts
         arguments = {name for name, value in node.args.items() if value}
         if not all(isinstance(part, exp.Identifier) for part in parts) or not arguments <= _TABLE_ARGS:
@@ -344,7 +352,10 @@ def _to_literal(value: Any) -> exp.Expr | None:
 
 
 def _convert_condition(node: exp.Expr, kinds: NameKinds, *, utc: bool) -> None:
-    """Rewrite a condition in Trino's SQL if it has the same meaning there. Otherwise hide its columns."""
+    """Rewrite a condition in Trino's SQL if it has the same meaning there. Otherwise hide its columns.
+
+    The analysis reads no condition on hidden columns.
+    """
     replacements = _find_replacements(node, kinds, utc)
     if replacements is None:
         for column in list(list_columns(node)):
@@ -478,9 +489,10 @@ def _is_false_for_nan(node: exp.Expr) -> bool:
 
 
 def _find_term_kind(node: exp.Expr | None, kinds: NameKinds) -> tuple[str | None, Sequence[exp.Expr]]:
-    """Return the kind of a column or function, and the constants in it.
+    """Return the kind of a column or function, and the constants in it, such as the defaults of `coalesce`.
 
-    Functions must have the same values in Trino.
+    Functions must have the same values in Trino. For any other function, the kind is None. COALESCE and NULLIF of
+    doubles are excluded, because both engines compare NaN differently.
     """
     while isinstance(node, exp.Paren):
         node = node.this
@@ -529,7 +541,10 @@ def _is_period(node: exp.Expr, column: exp.Expr, kinds: NameKinds) -> bool:
 
 
 def _find_result_kind(results: Sequence[exp.Expr], kinds: NameKinds) -> tuple[str | None, Sequence[exp.Expr]]:
-    """Return the kind of the results of CASE, and the constants among the results."""
+    """Return the kind of the results of CASE, and the constants among the results.
+
+    The columns determine the kind, because constants are converted to it. If there are no columns, the constants do.
+    """
     columns = [result for result in results if type(result) is exp.Column]
     constants = [result for result in results if type(result) is not exp.Column]
     kinds_of_results = {kinds.find_kind(column) for column in columns} or {find_literal_kind(constants)}

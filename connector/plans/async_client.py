@@ -63,8 +63,11 @@ Name = tuple[str, ...]
 class JoinResult(msgspec.Struct, frozen=True, rename="kebab"):
     """The outcome of a requested join.
 
-    If the join was `used`, `keys` is the number of values by which files were left out, or None if an index on
-    attributes of the other table left them out.
+    Attributes:
+        snapshot_id: The snapshot of the other table whose rows were used, or None.
+        keys: The number of values by which files were left out, or None if an index on attributes of the other table
+            left them out. It has a meaning only if the join was `used`.
+        used: Whether the join left out files.
     """
 
     snapshot_id: int | None
@@ -130,6 +133,7 @@ class JoinRequest:
     """`transform`, `any_of`, `exempt_condition`, `ops` and `exact` have the same meanings as in `scan.Join`."""
 
     def build_body(self) -> dict[str, Any]:
+        """Return the join in the form of a plan request. Fields with default values are left out."""
         # A join with a range has one pair, or two pairs with the same column. The second pair has the end of the range.
         pairs = self.on[:1] if self.ops else self.on
         body: dict[str, Any] = {"table": list(self.table), "on": dict(pairs), "snapshot-id": self.snapshot_id}
@@ -190,9 +194,9 @@ class CubePlanRequest:
     """A request for groups of a cube, and for a plan of the files without groups.
 
     Attributes:
-        table, filter, snapshot_id, ref, hide_partitions: See `TablePlanRequest`.
+        table, filter, snapshot_id, ref, hide_partitions: The same fields as in `TablePlanRequest`.
         definition_id: The id of the cube.
-        columns: The columns of the cube's entries.
+        columns: The columns of the cube's entries (the groups of a file) to return.
         unless: A condition on rows. Files that may have rows that meet it are planned instead of read from the cube.
         group_filter: A condition on groups (`group_conditions.py`). Only groups that meet it are returned.
         groups_max: The maximum number of groups. With more groups, the cube is not used.
@@ -387,7 +391,9 @@ class Seamark:
         """Create a client.
 
         Args:
-            lease_s: The duration of the leases of plans, in seconds.
+            http: The session that sends the requests.
+            url: The address of the server.
+            lease_s: The duration of the leases of plans, in seconds. The server deletes a plan at the end of its lease.
             engine: The engine that runs the statements, for the query history. If it is empty, the server derives it
                 from the request.
             audience: The value of the header `X-Seamark-Plans` in requests to which plans are visible. If it is set,
@@ -405,6 +411,8 @@ class Seamark:
 
     async def plan_table(self, request: TablePlanRequest) -> TablePlanResponse:
         """Request a plan of a table.
+
+        Fields with default values are left out of the body. The names in the filter are not case-sensitive.
 
         Raises:
             InvalidRequest: The filter cannot be bound.
@@ -498,7 +506,13 @@ class Seamark:
         await self._send("POST", f"{make_table_path(table)}/history/times", msgspec.json.encode(body))
 
     async def view(self, name: Name) -> View | None:
-        """Return the current version of a view, or None if it does not exist or has no text in Trino's dialect."""
+        """Return the current version of a view, or None if it does not exist or has no text in Trino's dialect.
+
+        The result is also None if the names of two columns differ only in case.
+
+        Raises:
+            ServerFailed: The response is not a view.
+        """
         try:
             _, raw = await self._send("GET", await self._make_path(name, "views"))
         except NoSuchResource:
@@ -552,7 +566,11 @@ class Seamark:
         return PlanView(answer.name, answer.plan_snapshot_id, tuple(view.columns))
 
     async def load_table(self, table: Name) -> KnownTable | None:
-        """Return the current state of a table, or None if there is no table of this name."""
+        """Return the current state of a table, or None if there is no table of this name.
+
+        The request contains the version of the cached state. If the server answers that it is current, the cached state
+        is returned. Without a version, a state is not cached, because its age could not be checked.
+        """
         cached_table = self._known_tables.get(table)
         path = f"{await self._make_path(table, 'tables')}?snapshots=refs"
         try:
@@ -623,7 +641,17 @@ class Seamark:
     ) -> tuple[str, bytes]:
         """Send a request, and return the ETag and body of the response.
 
-        The body is empty if the current version is `known_version`.
+        Args:
+            method: The HTTP method.
+            path: The escaped path and query.
+            body: The body of the request, or None.
+            known_version: The ETag of a cached response. If it is still current, the returned body is empty.
+            headers: Further headers of the request.
+            answer_bytes_max: The size after which the rest of the response is not read, so that decoding it fails.
+
+        Raises:
+            Unreachable: The server does not respond.
+            ClientError: The server refuses the request.
         """
         url = URL(self.url + path, encoded=True)
         headers = {**(headers or {}), **({"If-None-Match": known_version} if known_version else {})}
@@ -674,11 +702,14 @@ async def open_seamark(
     """Connect to a server.
 
     Args:
-        audience: See `Seamark`.
+        url: The address of the server.
+        token: The bearer token, or None.
+        lease_s: The duration of the leases of plans, in seconds.
+        audience: The value of the header `X-Seamark-Plans`, which makes plans visible (`Seamark`).
         authorities: A PEM file with the authorities of the server's certificate. The default is the file of SEAMARK_CA,
             or the system's authorities.
-        certificates: See `SeamarkClient`.
-        engine: See `Seamark`.
+        certificates: The only trusted certificates of the server, as in `SeamarkClient`, or empty.
+        engine: The engine that runs the statements, for the query history.
 
     Raises:
         ValueError: The URL is invalid.

@@ -32,7 +32,10 @@ def list_column_types(fields: Sequence[tuple[str, Any]]) -> dict[str, str] | Non
 
 
 def _list_fields(name: str, kind: Any) -> dict[str, str]:
-    """Return the types of the struct's fields, as `struct.field`. Fields of nested types are left out."""
+    """Return the types of the fields of a struct and of its inner structs, as `struct.field`.
+
+    Lists and maps are left out. The result is empty if `kind` is not a struct, or if a field's name is ambiguous.
+    """
     fields = kind.get("fields", ()) if isinstance(kind, dict) and kind.get("type") == "struct" else ()
     kinds_by_name = {str(field_name["name"]).lower(): field_name["type"] for field_name in fields}
     if len(kinds_by_name) != len(fields) or any("." in field_name for field_name in kinds_by_name):

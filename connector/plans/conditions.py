@@ -119,7 +119,7 @@ class Like:
 
 @dataclass(frozen=True)
 class SemiJoin:
-    """A condition that a needed row of another table has the same values. Nulls never meet it.
+    """A condition on a row: a needed row of another table has the same values. Nulls never meet it.
 
     Attributes:
         pairs: Pairs of a column and the column of the other table to which it is equal.
@@ -143,9 +143,8 @@ class SemiJoin:
     def move_columns(self, move_reference: Move) -> SemiJoin | None:
         """Return the semi-join on the columns that `move_reference` returns, or None.
 
-        A semi-join that loses pairs is weaker.
-
-        All pairs of a range have the same column, so either all of them are lost, or none.
+        Pairs without a new column are left out, which makes the semi-join weaker. All pairs of a range have the same
+        column, so either all of them are left out, or none.
         """
         pairs = tuple(
             (reference, column) for old, column in self.pairs if (reference := move_reference(old)) is not None
@@ -177,7 +176,10 @@ NEVER = AnyOf((), 1)
 
 
 def all_of(parts: Iterable[Condition | None]) -> Condition | None:
-    """Return the AND of the conditions. It is None if it is true for all rows."""
+    """Return the AND of the conditions, or None if it is true for all rows.
+
+    Parts beyond a total of `LEAVES_MAX` comparisons are left out, which only makes the condition weaker.
+    """
     distinct: dict[Condition, None] = {}
     size = 0
     for condition in parts:
@@ -191,7 +193,10 @@ def all_of(parts: Iterable[Condition | None]) -> Condition | None:
 
 
 def any_of(parts: Iterable[Condition | None]) -> Condition | None:
-    """Return the OR of the conditions, or None if it is true for all rows or has more than `LEAVES_MAX` leaves."""
+    """Return the OR of the conditions, or None if it is true for all rows or has more than `LEAVES_MAX` leaves.
+
+    A part cannot be left out of an OR, because the rest would be a stronger condition.
+    """
     distinct: dict[Condition, None] = {}
     for part in parts:
         if part is None:
@@ -213,7 +218,7 @@ def move(condition: Condition | None, move_reference: Move) -> Condition | None:
 
 
 def weaken(condition: Condition | None, keep: Callable[[Atom], Condition | None]) -> Condition | None:
-    """Apply `keep` to each atom of the condition.
+    """Apply `keep` to each atom (a comparison, LIKE or semi-join) of the condition, and return the new condition.
 
     If the result is None, "true" replaces the atom. If the result is `NEVER`, "false" replaces the atom.
     """

@@ -92,7 +92,11 @@ class Dimension:
         return frozenset(other for _, other in self.on) | self.planned.scan.columns | list_columns(self.join.where)
 
     def request(self) -> JoinRequest:
-        """Return the join for a plan request."""
+        """Return the join for a plan request.
+
+        For a join with a minimum or maximum, only its own condition is sent, because other conditions on the rows could
+        change the extreme. Conditions that cannot filter rows of the dimension are left out.
+        """
         scan, join = self.planned.scan, self.join
         nested_requests = tuple(dimension.request() for dimension in self.dimensions)
         condition = join.where if join.is_extreme else all_of([scan.condition, join.where])
@@ -145,9 +149,15 @@ def explain_unrequested_joins(
     tables: Mapping[tuple[str | None, str | None, str], KnownTable],
     dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
 ) -> list[str]:
-    """Explain why joined tables are not dimensions of a scan.
+    """Explain why joined tables are not dimensions of a scan, whose rows would leave out files of the scan.
 
     Each line has the name of a table and the reason.
+
+    Args:
+        number: The number of the scan.
+        planned_scans: The scans by their numbers in the statement.
+        tables: The tables by their names in the statement.
+        dimensions: The dimensions of each scan.
     """
     planned_scan = planned_scans[number]
     limited_table, requested_scans = (

@@ -57,7 +57,7 @@ class PlanRequests:
             hide_partitions: Whether the statement is for DuckDB. If a property of a table would mislead DuckDB, each
                 scan of the table gets a plan, even without a filter.
             streams: Stream tables whose rows that are not flushed are invisible to the engine itself. Each scan of them
-            gets a plan, even without a filter.
+                gets a plan, even without a filter.
         """
         self._hide_partitions = hide_partitions
         self._streams = frozenset(streams)
@@ -142,7 +142,16 @@ class PlanRequests:
         plans: Plans,
         repeated_requests: Mapping[PlannedScan, TablePlanRequest],
     ) -> dict[PlannedScan, TablePlanRequest]:
-        """Return requests for scans without plans, if other scans of the same table have plans."""
+        """Return requests for scans without plans, if other scans of the same table have plans.
+
+        Otherwise, these scans could read a newer snapshot than the plans. The new plans may keep all files.
+
+        Args:
+            groups: The scans that must read the same state of a table.
+            plans: The responses to earlier requests. If they have different snapshots, the plans of the group are
+                removed.
+            repeated_requests: The scans whose requests are repeated.
+        """
         requests: dict[PlannedScan, TablePlanRequest] = {}
         for group in groups.values():
             answers = {planned_scan: plans[planned_scan] for planned_scan in group if planned_scan in plans}
@@ -169,7 +178,16 @@ class PlanRequests:
         dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
         plans: Plans,
     ) -> None:
-        """Remove the plans of each table whose branches, tags or current snapshot changed during planning."""
+        """Remove the plans of each table whose branches, tags or current snapshot changed during planning.
+
+        Only tables that the statement reads at several branches or tags are checked, because their plans were requested
+        separately.
+
+        Args:
+            groups: The scans that must read the same state of a table.
+            dimensions: The dimensions of each scan, whose rows may have left out files.
+            plans: The plans, from which plans are removed.
+        """
         mixed_groups = [
             group
             for group in groups.values()
@@ -230,6 +248,7 @@ class PlanRequests:
         return {key: task.result() for key, task in tasks.items() if self._is_answered(task)}
 
     def _is_answered(self, task: asyncio.Task[Any]) -> bool:
+        """Return whether a finished request has a result. Otherwise, record the reason in `refusal_reason`."""
         error = None if task.cancelled() else task.exception()
         match error:
             case None:
@@ -283,6 +302,10 @@ def _build_request(
     """Return the request for a scan.
 
     Args:
+        planned_scan: The scan.
+        snapshot_id: The snapshot to plan, or None for the branch or tag of the scan, or the current snapshot.
+        max_kept_fraction: The maximum fraction of the files that the plan may keep.
+        joins: The joins that may leave out files.
         keep: Whether the request contains the filter. If the server has refused the filter, it is left out.
     """
     filter = planned_scan.scan.filter if keep else None
@@ -335,7 +358,10 @@ def _drop_inconsistent(
     dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
     plans: Plans,
 ) -> None:
-    """Remove plans until, for each table, either all its scans have a plan or none, and all joins are consistent."""
+    """Remove plans until, for each table, either all its scans have a plan or none, and all joins are consistent.
+
+    Each removal may make other plans inconsistent, so the check is repeated until nothing is removed.
+    """
     while True:
         nameless_groups = [group for group in groups.values() if len(group) > 1 and not _have_plans(group, plans)]
         inconsistent = [

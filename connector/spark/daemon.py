@@ -24,10 +24,12 @@ MODULES = ("seamark.connector.spark.source.source", "seamark.connector.spark.sou
 
 
 def main() -> None:
-    # If this variable is not set, Arrow starts a thread when it is imported.
+    """Load the modules, and run PySpark's daemon, which forks a process for each worker."""
+    # If this variable is not set, Arrow starts a thread when it is imported, and a fork copies only the calling thread.
     os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
     for name in MODULES:
         import_module(name)
+    # The workers are forks. Without this, their garbage collector would write to the shared pages and so copy them.
     gc.collect()
     gc.freeze()
     daemon.manager()  # type: ignore[no-untyped-call]

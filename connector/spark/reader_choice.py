@@ -28,7 +28,11 @@ PAGE_ROWS = 20_000
 
 @dataclass
 class RemainingRows:
-    """The numbers of rows of a table's planned files that each reader would read."""
+    """The numbers of rows of a table's planned files that each reader would read.
+
+    Iceberg's reader reads all planned rows. Seamark's reader reads only pages (parts of a column in a file) with a
+    selected row, but Spark needs time to start Python workers for it.
+    """
 
     planned: int = 0
     """The number of rows in the planned files."""

@@ -41,9 +41,9 @@ def open_session_runner(folders: Sequence[str] | None, umask: int, keys: Mapping
     Tasks on this machine use the arguments. The executors of a cluster have their own settings.
 
     Args:
-        folders: The parameter of `confine`.
+        folders: The folders to which tasks are confined, or None (`confine`).
         umask: The umask for the files that tasks write.
-        keys: The parameter of `use_keys`.
+        keys: The access keys of the object storage that tasks use (`use_keys`).
     """
     spark = SparkSession.builder.appName("seamark table services").getOrCreate()
     try:
@@ -78,11 +78,15 @@ def run_on_spark(
 ) -> Batches:
     """Yield each batch when its task ends, with a function that returns the result without waiting.
 
-    As many tasks run at the same time as there are cores.
+    As many tasks run at the same time as there are cores. If the caller stops the iteration, the running tasks are
+    cancelled.
 
     Args:
-        folders: The parameter of `confine`.
-        keys: The parameter of `use_keys`.
+        spark: The session.
+        batches: The scan tasks of each batch, with the function that rewrites them.
+        folders: The folders to which tasks are confined, or None (`confine`).
+        umask: The umask for the files that tasks write, or None to keep the umask of the process.
+        keys: The access keys of the object storage that tasks use (`use_keys`).
     """
     group = f"seamark-rewrite-{uuid.uuid4()}"
     context = spark.sparkContext
@@ -132,6 +136,10 @@ def _run_in_task(
 
 
 def _read_result(future: Future[_Outcome], tasks: Sequence[ScanTask]) -> RewrittenFiles | None:
+    """Return the result of a finished task, or raise InvalidRequest with the reason if the task failed.
+
+    `tasks` are the scan tasks of the batch, which the result of the task leaves out.
+    """
     try:
         outcome = future.result()
     except (PySparkException, Py4JError) as error:

@@ -51,6 +51,9 @@ def session_conf(jars: Iterable[Path], *, cores: int = 2, shuffle_partitions: in
 
     Args:
         jars: Iceberg's runtime and, for S3, its AWS bundle.
+        cores: The number of threads that run tasks.
+        shuffle_partitions: The number of tasks after an exchange of rows. Spark's default of 200 is slow for small
+            tables.
     """
     return {
         "spark.master": f"local[{cores}]",
@@ -107,6 +110,7 @@ def connect(
 ) -> None:
     """Add the catalog `name` to a running session. The server plans scans, and joins by bucket need no exchange.
 
+    `SHUFFLE_FREE` has the session's settings for such joins of tables that are bucketed by the join key.
     The function also registers `format("seamark")`. The docstring of `build_catalog_conf` describes the parameters.
     """
     add_catalog(spark, {**build_catalog_conf(name, uri, token=token, extra=extra), **SHUFFLE_FREE})
@@ -177,6 +181,7 @@ def _resolve_column_names(spark: SparkSession, source_table: OpenTable, columns:
 
 
 def _suits_seamark_reader(spark: SparkSession, client: SeamarkClient, source_table: OpenTable, where: str) -> bool:
+    """Return whether Seamark's reader gives the same rows as Spark's predicate, and probably takes less time."""
     try:
         bound = bind_filter(where, source_table)
     except InvalidRequest:  # Spark may support a predicate that Seamark cannot parse.

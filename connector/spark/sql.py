@@ -67,6 +67,7 @@ def _add_hint(spark: SparkSession, error: AnalysisException) -> None:
 
 
 def _is_change(spark: SparkSession, text: str) -> bool:
+    """Return whether the text is a row change or an INSERT OVERWRITE, which Seamark may run in its own way."""
     catalyst = Catalyst(spark)
     try:
         return is_change(catalyst, catalyst.parse(text))

@@ -64,7 +64,10 @@ def convert_to_spark_type(kind: Type) -> spark.DataType:
 
 
 def find_spark_conversion(kind: Type) -> Convert | None:
-    """Return a function that converts an array of type `to_row_type(kind)` for Spark, or None if none is needed."""
+    """Return a function that converts an array of type `to_row_type(kind)` for Spark, or None if none is needed.
+
+    Spark has no type for UUIDs and no binary type of a fixed length. A nested type is converted if a type in it is.
+    """
     match kind:
         case StructType(fields):
             inner = [find_spark_conversion(field.type) for field in fields]

@@ -36,9 +36,13 @@ DIVISION_BY_ZERO = "error('Division by zero')"
 def translate_comparison(op: str, sides: Sequence[SqlValue], node: exp.Expr, *, positive: bool) -> SqlValue:
     """Return the translation of a comparison of two values of the same type.
 
-    NaN is not equal to any value, not smaller than any value, and not larger than any value.
+    NaN is not equal to any value, not smaller than any value, and not larger than any value. DuckDB treats NaN as the
+    largest value, so conditions exclude it.
 
     Args:
+        op: The operator.
+        sides: The two values.
+        node: The node of the comparison, for error messages.
         positive: Whether the comparison is a condition that is not negated, so that null has the same effect as false.
     """
     left, right = sides
@@ -81,6 +85,7 @@ def translate_decimal_operation(sign: str, left: SqlValue, right: SqlValue, node
     """Translate an operation on decimals with Trino's rules for precision and scale.
 
     Both operands are cast to decimals with enough digits for the result, because DuckDB computes in the operands' type.
+    The last part of the function is the division. Its scale is reduced if the quotient would have too many digits.
     """
     a_type, b_type = as_decimal(left.type), as_decimal(right.type)
     scale = max(a_type.scale, b_type.scale)
@@ -121,7 +126,8 @@ def translate_decimal_operation(sign: str, left: SqlValue, right: SqlValue, node
 def divide_decimals(left: SqlValue, right: SqlValue, kind: SqlType) -> SqlValue:
     """Return the quotient of two decimals, rounded half up to the scale of `kind`.
 
-    DuckDB computes the quotient with 128-bit integers. If it does not fit 128 bits, the statement fails.
+    DuckDB computes the quotient with 128-bit integers: the values without their decimal points. One of them is
+    multiplied by a power of 10. If an integer does not fit 128 bits, the statement fails.
     """
     shift = kind.scale - left.type.scale + right.type.scale
     numerator = f"({_to_unscaled_integer(left)} * CAST('1{'0' * max(0, shift)}' AS HUGEINT))"
@@ -137,7 +143,8 @@ def divide_decimals(left: SqlValue, right: SqlValue, kind: SqlType) -> SqlValue:
 def sum_decimals(value: SqlValue, distinct: str = "", over_clause: str = "") -> SqlValue:
     """Return the sum of decimals.
 
-    DuckDB adds them as 128-bit integers, whose overflow is not an error.
+    DuckDB adds them as 128-bit integers, whose overflow is not an error. If the values have so many digits that a sum
+    may overflow, their approximate sum as doubles is compared with the maximum.
 
     Args:
         value: The decimals.
@@ -187,7 +194,12 @@ def _is_operation_of_times(left: SqlType, right: SqlType, sign: str) -> bool:
 
 
 def shift_by_interval(left: SqlValue, right: SqlValue, sign: str, node: exp.Expr) -> SqlValue:
-    """Return a time plus or minus an interval."""
+    """Return a time plus or minus an interval. The result has the type of the time, as in Trino.
+
+    Raises:
+        InvalidRequest: Trino does not define the operation.
+        UnsupportedInDuckDB: Trino defines the operation, but it is not translated.
+    """
     if left.type == INTERVAL and sign == "+":
         left, right = right, left
     if right.type != INTERVAL or sign not in "+-" or not left.type.is_time:

@@ -109,6 +109,11 @@ class _Change:
         self._now = now
 
     def translate_insert(self, tree: exp.Expr) -> DuckDBChange:
+        """Translate an INSERT to a query that returns the new rows, with the types of the target's columns.
+
+        Raises:
+            InvalidRequest: The query has another number of columns than the statement names, or a type does not fit.
+        """
         target_node = tree.this
         table = target_node.this if isinstance(target_node, exp.Schema) else target_node
         columns = self._find_target_columns(table)
@@ -178,7 +183,12 @@ class _Change:
         )
 
     def translate_definition(self, tree: exp.Expr) -> DuckDBChange:
-        """Translate a statement that creates or drops a table or schema."""
+        """Translate a statement that creates or drops a table or schema.
+
+        Raises:
+            InvalidRequest: The name of a schema is not one name in the catalog.
+            UnsupportedInDuckDB: The statement creates or drops something else, or a table without a list of columns.
+        """
         kind, word = tree.text("kind").upper(), "CREATE" if isinstance(tree, exp.Create) else "DROP"
         if kind not in ("TABLE", "SCHEMA"):
             raise UnsupportedInDuckDB(f"{word} {kind} is not translated")
@@ -297,8 +307,11 @@ def _find_column(name: str, columns: Mapping[str, SqlType], table: exp.Expr) -> 
 def _convert_to_column_type(value: SqlValue, kind: SqlType, column: str) -> str:
     """Return the value, converted to the type of its column.
 
+    An exact number may be converted to a narrower type. The statement then fails for values that do not fit.
+
     Raises:
         InvalidRequest: The conversion requires a CAST.
+        UnsupportedInDuckDB: The type of the column cannot be written.
     """
     if value.type != kind and find_common_type(value.type, kind) != kind:
         is_narrowing = value.type.is_number and kind.is_number and not value.type.is_float

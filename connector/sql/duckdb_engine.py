@@ -64,7 +64,10 @@ class DuckDBLimits:
 
 
 def open_connection(limits: DuckDBLimits) -> duckdb.DuckDBPyConnection:
-    """Open a DuckDB database that cannot open files or network connections. Statements cannot change its settings."""
+    """Open a DuckDB database that cannot open files or network connections. Statements cannot change its settings.
+
+    The settings are locked last, because the lock also applies to this function.
+    """
     config: dict[str, Any] = {**_CONFIG, "memory_limit": f"{limits.memory_bytes}B"}
     if limits.threads:
         config["threads"] = limits.threads
@@ -129,6 +132,7 @@ class TableStream:
         return pa.RecordBatchReader.from_batches(self.schema, self._read_batches()).__arrow_c_stream__(requested_schema)
 
     def _read_batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of the scan tasks. An error is stored in `failure`, from which the caller raises it again."""
         reader = TaskReader(self._plan, self._read.open_table.storage)
         schema = self.schema
         try:
@@ -141,6 +145,9 @@ class TableStream:
 
     def _convert(self, batch: pa.RecordBatch, schema: pa.Schema, number: int) -> pa.RecordBatch:
         """Return a batch of rows with the columns of the relation.
+
+        A relation without columns gets a column of nulls, because DuckDB needs one to count rows. The column of places
+        combines the index of the scan task, in the high bits, with the position of the row in its file.
 
         Args:
             batch: The rows that the reader has returned.
@@ -193,7 +200,10 @@ def register_tables(con: duckdb.DuckDBPyConnection, reads: Sequence[PlannedTable
 
 @contextmanager
 def register_stream(con: duckdb.DuckDBPyConnection, name: str, table_read: PlannedTableRead) -> Iterator[TableStream]:
-    """Register the rows of a read in DuckDB under this name, which replaces the name of its table."""
+    """Register the rows of a read in DuckDB under this name, which replaces the name of its table.
+
+    If the rows have UUIDs, the name is that of a view over the rows (`TableStream.write_columns` has the reason).
+    """
     stream = TableStream(table_read)
     with ExitStack() as stack:
         registered_name = f"{name}_rows" if stream.has_uuids else name
@@ -215,6 +225,8 @@ def execute(
     con: duckdb.DuckDBPyConnection, text: str, names: Sequence[str] | None, streams: Sequence[TableStream]
 ) -> pa.RecordBatchReader:
     """Run a statement, and return its rows as a stream.
+
+    The functions for sketches are created only if the statement uses them.
 
     Args:
         con: The connection to DuckDB.
@@ -269,7 +281,8 @@ def _to_client_error(error: Exception, streams: Sequence[TableStream]) -> Client
 def _find_server_message(text: str) -> str | None:
     """Return the message of the catalog in an error of DuckDB's Iceberg extension, or None if there is none.
 
-    The extension puts the body of the response into its own error, which can again be the body of another error.
+    The message is after a fixed text, or in a JSON body. The extension puts the body of the response into its own
+    error, which can again be the body of another error.
     """
     if (match := _MESSAGE_START.search(text)) and (message := text[match.end() :].rstrip()).endswith('"'):
         return message[:-1]

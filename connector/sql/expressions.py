@@ -237,7 +237,7 @@ class Expressions:
         return translate_comparison(COMPARISONS[type(node)], sides, node, positive=positive)
 
     def _translate_row_comparison(self, node: exp.Expr, scope: NameScope) -> SqlValue:
-        """Translate `(a, b) = (1, 2)`, and `<>`, field by field."""
+        """Translate `(a, b) = (1, 2)`, and `<>`, field by field, because each field has its own common type."""
         rows = [self.translate_values(side.expressions, scope) for side in (node.this, node.expression)]
         if len(rows[0]) != len(rows[1]):
             raise InvalidRequest(f"{describe(node)} compares rows of {len(rows[0])} and {len(rows[1])} fields")
@@ -270,6 +270,7 @@ class Expressions:
         return SqlValue(f"({parts[0].sql} AND {parts[1].sql})", BOOLEAN)
 
     def _translate_in(self, node: exp.Expr, scope: NameScope) -> SqlValue:
+        """Translate IN with a list or a query. The values of a list are converted to their common type."""
         query = node.args.get("query")
         if query is not None:
             check_args(node, frozenset(("this", "query")))
@@ -293,6 +294,7 @@ class Expressions:
         return SqlValue(f"({value.sql} IN ({', '.join(candidate.sql for candidate in candidates)}))", BOOLEAN)
 
     def _translate_in_query(self, node: exp.Expr, query: exp.Expr, scope: NameScope) -> SqlValue:
+        """Translate IN with a query of one column. Floats are not translated, because DuckDB's IN finds NaN."""
         if isinstance(node.this, exp.Tuple):
             raise UnsupportedInDuckDB(f"{describe(node)}: IN with several columns is not translated")
         value = self.translate_value(node.this, scope)
@@ -343,6 +345,7 @@ class Expressions:
     # CASE and similar expressions
 
     def _translate_case(self, node: exp.Expr, scope: NameScope) -> SqlValue:
+        """Translate CASE. `CASE x WHEN y …` becomes a CASE with the conditions `x = y`, so that NaN equals nothing."""
         branches = node.args["ifs"]
         if node.this is None:
             tests = [self.translate_condition(branch.this, scope) for branch in branches]

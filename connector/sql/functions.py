@@ -168,6 +168,10 @@ def _translate_floor_or_ceiling(expressions: Expressions, node: exp.Expr, scope:
 
 
 def _translate_round(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
+    """Translate `round` of integers and decimals.
+
+    A cast to fewer digits rounds a decimal as Trino does. The result has one more digit, because 9.9 becomes 10.
+    """
     check_args(node, frozenset(("this", "decimals")))
     value, digits = expressions.translate_value(node.this, scope), node.args.get("decimals")
     places = 0
@@ -320,6 +324,7 @@ def _translate_sum(expressions: Expressions, node: exp.Expr, scope: NameScope) -
 
 
 def _translate_average(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
+    """Translate `avg`. Its result is a decimal for decimals, a real for reals, and otherwise a double, as in Trino."""
     check_args(node)
     distinct, inner = _parse_argument(node, "avg")
     value = expressions.translate_value(inner, scope)
@@ -357,7 +362,11 @@ def _translate_approx_distinct(expressions: Expressions, node: exp.Expr, scope: 
 
 
 def sketch_value(value: SqlValue, node: exp.Expr) -> str:
-    """Return the sketch of a value, in DuckDB's SQL."""
+    """Return the sketch of a value in DuckDB's SQL. Sketches estimate the number of distinct values.
+
+    Raises:
+        UnsupportedInDuckDB: There are no sketches of values of this type.
+    """
     kind = name_duckdb_type(value.type)
     if not takes_type(kind):
         raise UnsupportedInDuckDB(f"{describe(node)} is not translated for the type {value.type}")
@@ -385,7 +394,8 @@ def _translate_value_at_extreme(expressions: Expressions, node: exp.Expr, scope:
 def _translate_filter(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     """Translate `sum(x) FILTER (WHERE y)` to an aggregate of CASE.
 
-    FILTER itself is not used, because some translations of an aggregate contain several aggregates.
+    The CASE is null for rows that do not meet the condition, and these aggregates ignore nulls. FILTER itself is not
+    used, because some translations of an aggregate contain several aggregates.
     """
     aggregate, condition = node.this, node.expression.this
     if not isinstance(aggregate, exp.Count | exp.Sum | exp.Avg | exp.Min | exp.Max | exp.ApproxDistinct):
@@ -398,7 +408,7 @@ def _translate_filter(expressions: Expressions, node: exp.Expr, scope: NameScope
 
 
 def _parse_argument(node: exp.Expr, name: str) -> tuple[str, exp.Expr]:
-    """Return `DISTINCT ` or an empty text, and the argument of an aggregate."""
+    """Return `DISTINCT ` or an empty text, and the argument of an aggregate. `name` is used in the error message."""
     if isinstance(node.this, exp.Distinct):
         if len(node.this.expressions) != 1:
             raise UnsupportedInDuckDB(f"{name}(DISTINCT …) with several columns is not translated")

@@ -96,8 +96,12 @@ def parse_number(text: str, node: exp.Expr, *, negative: bool = False) -> SqlVal
 def parse_typed_text(text: str, target_type: SqlType, node: exp.Expr) -> SqlValue:
     """Return the value of a typed text such as `DATE '…'`.
 
+    A timestamp with a zone is converted to UTC, which is the zone of the session in DuckDB. The type of a decimal has
+    the precision 0 if the digits of the text determine its precision.
+
     Raises:
         InvalidRequest: The text is not a value of the type.
+        UnsupportedInDuckDB: The text may be valid in Trino, but its form is not translated.
     """
     try:
         if target_type == VARCHAR:

@@ -29,7 +29,7 @@ class PreparedQuery:
     """A query that DuckDB can run.
 
     Attributes:
-        scans: The analysis of each reference to a table.
+        scans: The conditions on each reference to a table.
         cube: The cube that answers the query, or the reason why none can, or None if its tables have no cubes.
         prepared_at: The time at which the query was translated.
     """

@@ -102,7 +102,7 @@ class Translation:
         self.tables: list[StoredTable] = []
 
     def query(self, node: exp.Expr, outer: NameScope) -> tuple[str, list[tuple[str, SqlType]]]:
-        """Translate a query to its text and its columns.
+        """Translate a query to its text and its columns. The columns have the names c0, c1 … in the text.
 
         Args:
             node: The query.
@@ -203,7 +203,10 @@ class Translation:
         return ", ".join(elements)
 
     def _translate_grouping_sets(self, node: exp.Expr, scope: NameScope) -> tuple[str, int]:
-        """Translate ROLLUP, CUBE or GROUPING SETS of columns. Return the text, and the number of grouping sets."""
+        """Translate ROLLUP, CUBE or GROUPING SETS of columns. Return the text, and the number of grouping sets.
+
+        ROLLUP of n columns has n + 1 grouping sets, and CUBE has 2 to the power of n.
+        """
         check_args(node, frozenset(("expressions",)))
         texts = []
         for element in node.expressions:
@@ -321,6 +324,7 @@ class Translation:
         return " ".join([text, *_translate_limits(node)]), columns
 
     def _translate_subquery(self, node: exp.Expr, outer: NameScope) -> tuple[str, list[tuple[str, SqlType]]]:
+        """Translate a query in parentheses, which may have an ORDER BY, LIMIT or OFFSET after the parentheses."""
         text, columns = self.query(node.this, outer)
         if any(node.args.get(name) for name in ("order", "limit", "offset")):
             texts = [f"SELECT * FROM ({text}) r{next(self._numbers)}"]  # noqa: S608
@@ -366,6 +370,7 @@ class Translation:
     # FROM
 
     def _translate_from(self, node: exp.Expr, outer: NameScope) -> tuple[str, tuple[VisibleColumn, ...]]:
+        """Translate FROM. Return its text and its visible columns, or an empty text if the query has no FROM."""
         clause = node.args.get("from_")
         if clause is None:
             return "", ()
@@ -389,7 +394,14 @@ class Translation:
     def _translate_join(
         self, text: str, fields: tuple[VisibleColumn, ...], node: exp.Expr, outer: NameScope
     ) -> tuple[str, tuple[VisibleColumn, ...]]:
-        """Translate one join with its condition."""
+        """Translate one join with its condition, and return its text and its visible columns.
+
+        Args:
+            text: The left side of the join, in DuckDB's SQL.
+            fields: The visible columns of the left side.
+            node: The join.
+            outer: The scope of the enclosing query.
+        """
         check_args(node, _JOIN)
         side, kind = node.text("side").upper(), node.text("kind").upper()
         if kind not in ("", "INNER", "CROSS", "OUTER") or side not in ("", "LEFT", "RIGHT", "FULL"):
@@ -425,7 +437,18 @@ class Translation:
         word: str,
         names: Sequence[str],
     ) -> tuple[str, tuple[VisibleColumn, ...]]:
-        """Translate a join with USING, whose result has each of the named columns once."""
+        """Translate a join with USING, whose result has each of the named columns once.
+
+        The value of such a column comes from the side of which all rows are kept, because it is not null there.
+
+        Args:
+            text: The left side of the join, in DuckDB's SQL.
+            fields: The visible columns of the left side.
+            right_text: The right side of the join.
+            right_fields: The visible columns of the right side.
+            word: The join in SQL, such as `LEFT JOIN`.
+            names: The column names in USING, in lower case.
+        """
         keys, conditions = [], []
         for name in names:
             sides = []
@@ -449,6 +472,7 @@ class Translation:
         return f"({text} {word} {right_text} ON {' AND '.join(conditions)})", (*keys, *other_fields)
 
     def _translate_relation(self, node: exp.Expr, outer: NameScope) -> tuple[str, tuple[VisibleColumn, ...]]:
+        """Translate a relation in FROM: a table, joins in parentheses, a query, or VALUES."""
         alias = node.args.get("alias")
         match node:
             case exp.Table():
@@ -476,7 +500,10 @@ class Translation:
     def _translate_table(
         self, node: exp.Table, alias: exp.Expr | None, outer: NameScope
     ) -> tuple[str, tuple[VisibleColumn, ...]]:
-        """Translate a reference to a table or to a query of WITH."""
+        """Translate a reference to a table or to a query of WITH. A name with several parts is always a table.
+
+        The columns of a table have the names c0, c1 … in DuckDB, by their position.
+        """
         if not isinstance(node.this, exp.Identifier):
             raise UnsupportedInDuckDB(f"FROM {describe(node)}: table functions are not translated")
         check_args(node, _TABLE | {"joins"})
@@ -529,7 +556,11 @@ def _to_selectable(value: SqlValue) -> SqlValue:
 
 
 def _convert_columns(text: str, query_columns: Columns, target_columns: Columns) -> str:
-    """Return the query with its columns converted to other types."""
+    """Return the query with its columns converted to other types.
+
+    Nested types are not converted, because they have no names in DuckDB's SQL. Only equal nested types, or nulls, are
+    combined.
+    """
     if [kind for _, kind in query_columns] == [kind for _, kind in target_columns]:
         return text
     columns = (

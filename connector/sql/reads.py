@@ -100,10 +100,10 @@ class PlannedTableRead:
 
 @dataclass(frozen=True)
 class AnalyzedReference:
-    """The analysis of one reference to a table, before it is planned.
+    """The conditions on one reference to a table, which were read from the text of the query, before it is planned.
 
     Attributes:
-        scan: The conditions and joins of the reference, or None if the analysis did not find the reference.
+        scan: The conditions and joins of the reference, or None if they could not be read.
         where: A condition that is true for all needed rows.
     """
 
@@ -138,6 +138,7 @@ class SessionTables:
             ) from None
 
     def _open(self, name: Name, version: int | str | None) -> NamedTable:
+        """Load a table, and return the cached object if the server reports that nothing has changed since then."""
         key = (name, version)
         cached_table = self._open_tables.get(key)
         snapshot_choice = At(snapshot_id=version) if isinstance(version, int) else At(ref=version)
@@ -198,7 +199,11 @@ class StatementTables:
         )
 
     def _open_once(self, name: Name, version: int | str | None) -> NamedTable:
-        """Return a table. Open it at its first use (`SessionTables.open`)."""
+        """Return a table. Open it at its first use, so that all references in the statement read one snapshot.
+
+        Raises:
+            UnsupportedInDuckDB: The statement also reads another branch, tag or the current state of the table.
+        """
         table = self._tables_by_version.get((name, version))
         if table is None:
             open_versions = {
@@ -314,7 +319,10 @@ class ReadPlanner:
 
 
 def _describe_use(scan: Scan | None) -> dict[str, object]:
-    """Return the use of a table in the form of a plan request, which has the read columns in a separate field."""
+    """Return the fields of a plan request that describe how the statement uses a table, for the query history.
+
+    The read columns are left out, because a plan request has them in a separate field.
+    """
     fields = {} if scan is None else {name: value for name, value in scan.use.build_body().items() if name != "columns"}
     return {"engine": _ENGINE, **fields}
 
@@ -391,7 +399,11 @@ def find_scans(
 def _find_scans(
     query: SqlStatement, tables: Sequence[StoredTable], statement_tables: StatementTables, today: date
 ) -> list[Scan | None]:
-    """Return the scan of each reference, or None if the analysis does not find it."""
+    """Return the scan of each reference, or None if the analysis of conditions does not find the reference.
+
+    If two references with the same name have different columns, as at two snapshots, the columns of the name are
+    unknown. A scan is matched to its reference by the position of the name in the text.
+    """
     kinds: dict[tuple[str, ...], dict[str, str] | None] = {}
     for table in tables:
         key = tuple(part.name.lower() for part in table.node.parts)

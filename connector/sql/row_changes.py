@@ -172,7 +172,10 @@ def _compute_difference(computed_rows: ComputedRows, source_table: OpenTable) ->
 
 
 def _group_by_file(tasks: Sequence[ScanTask], places: Longs) -> Iterator[MatchedRows]:
-    """Yield the rows at the ascending `places`, grouped by file."""
+    """Yield the rows at the ascending `places`, grouped by file.
+
+    The high bits of a place are the index of the scan task of the file, and the low bits are the position of the row.
+    """
     numbers, starts = np.unique(places >> POSITION_BITS, return_index=True)
     parts = np.split(places & (1 << POSITION_BITS) - 1, starts[1:]) if len(places) else ()
     for number, positions in zip(numbers.tolist(), parts, strict=True):

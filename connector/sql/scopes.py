@@ -67,6 +67,8 @@ class VisibleColumn:
 
     Attributes:
         qualifiers: The parts of the relation's name. Empty for a column of USING.
+        value: The value of the column in DuckDB's SQL.
+        stored: The stored table of the column and the column's name in it, or None if the column is computed.
         fields: For a struct of which only some fields are visible: these fields, by the names from the struct to the
             field, in lower case.
     """

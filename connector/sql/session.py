@@ -284,6 +284,10 @@ class SqlSession:
         return _PlannedStatement(statement, choice, self._write_for_trino(statement))
 
     def _plan_prepared(self, prepared_query: PreparedQuery, *, is_counted: bool) -> _PlannedStatement:
+        """Plan the reads of a translated query, and choose its engine by their size.
+
+        If another engine runs the query, it receives the original text.
+        """
         statement, query = prepared_query.statement, prepared_query.query
         planner = ReadPlanner(
             self._fresh_client, query.tables, prepared_query.tables, prepared_query.scans, is_counted=is_counted
@@ -366,6 +370,7 @@ class SqlSession:
 
     @property
     def _sandbox(self) -> duckdb.DuckDBPyConnection:
+        """The connection to a DuckDB database that cannot open files. It is opened at its first use."""
         # The connection is opened after the call of `check_tables`, which may confine threads that are started later.
         if self._sandbox_connection is None:
             self._sandbox_connection = open_connection(self._limits)
@@ -403,7 +408,11 @@ class SqlSession:
         return SqlResult(rows.schema, types, batches, planned_statement.explanation, stack)
 
     def _run_change(self, planned_statement: _PlannedStatement, change: DuckDBChange) -> SqlResult:
-        """Run a translated statement that writes in DuckDB."""
+        """Run a translated statement that writes in DuckDB.
+
+        DuckDB computes the rows, and this process writes their files and commits them. After a fatal error of DuckDB,
+        its database is discarded.
+        """
         try:
             match planned_statement.statement.kind:
                 case Kind.INSERT:
@@ -426,7 +435,10 @@ class SqlSession:
         return self._run_definition(planned_statement)
 
     def _compute_rows(self, statement: SqlStatement, target: Name, source_table: OpenTable) -> ComputedRows:
-        """Return the rows that the statement changes in an open table."""
+        """Return the rows that the statement changes in an open table.
+
+        The statement is translated again for each attempt of the commit, because the table may have changed.
+        """
         tables, now = self._make_tables(), datetime.now(UTC)
         tables.hold(target, source_table)
         change = self._translate_change(statement, tables, now)

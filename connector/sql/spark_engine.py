@@ -43,6 +43,12 @@ _SAME_MEANING = frozenset(
 def write_spark_text(tree: exp.Expr, catalog: str, spark_catalog: str, schema: str | None) -> str:
     """Return the statement in Spark's SQL, with the tables in `spark_catalog`.
 
+    Args:
+        tree: The statement.
+        catalog: The name of the catalog in the statement.
+        spark_catalog: The name of the same catalog in Spark.
+        schema: The schema of names without a schema. If it is None, such a name stays unchanged.
+
     Raises:
         InvalidRequest: An expression may have a different meaning in Spark.
     """
@@ -63,7 +69,10 @@ def write_spark_text(tree: exp.Expr, catalog: str, spark_catalog: str, schema: s
 
 
 def _make_session_conf() -> dict[str, str]:
-    """Return settings that load Iceberg's jar from Maven Central, or no settings if the user's settings load it."""
+    """Return settings that load Iceberg's jar from Maven Central, or no settings if Spark is already configured.
+
+    Spark is configured by arguments in the environment, by a file `spark-defaults.conf`, or by a running session.
+    """
     spec = importlib.util.find_spec("pyspark")
     home = os.environ.get("SPARK_HOME") or (str(Path(spec.origin).parent) if spec and spec.origin else "")
     folder = os.environ.get("SPARK_CONF_DIR") or os.path.join(home, "conf")

@@ -115,6 +115,10 @@ def parse(text: str) -> SqlStatement:
 def _find_source_start(tokens: Sequence[TrinoToken], *, has_columns: bool) -> int:
     """Return the position of the source in `INSERT INTO table [(columns)] source`.
 
+    Args:
+        tokens: The tokens of the statement.
+        has_columns: Whether the statement has a list of columns, which is skipped up to its closing parenthesis.
+
     Raises:
         UnsupportedStatement: The statement does not have this form.
     """

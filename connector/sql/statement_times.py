@@ -50,11 +50,13 @@ def report_times(
 ) -> None:
     """Report the time of a statement for each table that the statement read.
 
+    The run is reported only once, with the first table. An error is only logged, because the statement has succeeded.
+
     Args:
-        client: The client.
+        client: The client of the catalog.
         reads: The reads of the statement.
         seconds: The time that the engine took.
-        reports_run: Whether to report the run of the statement for OpenLineage.
+        reports_run: Whether to report the run of the statement with all its tables for OpenLineage, a lineage service.
     """
     run_tables: Sequence[Name] = [table_read.named.name for table_read in reads] if reports_run else ()
     for table_read in reads:

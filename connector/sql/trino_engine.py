@@ -142,7 +142,10 @@ class TrinoRows:
 
 
 def find_arrow_type(kind: str) -> pa.DataType:
-    """Return the Arrow type for a type of Trino. A type without an Arrow type becomes a string."""
+    """Return the Arrow type for the name of a Trino type. A type without an Arrow type becomes a string.
+
+    Times have microseconds, which is the precision of Iceberg.
+    """
     match = _DECIMAL.fullmatch(kind)
     if match is not None:
         return pa.decimal128(int(match[1]), int(match[2]))
@@ -186,7 +189,10 @@ def _parse_row_field(number: int, text: str) -> pa.Field:
 
 
 def _make_converter(kind: pa.DataType) -> Callable[[Any], Any]:
-    """Return a function that converts a value of Trino's client to a value for Arrow. It is not called for None."""
+    """Return a function that converts a value of Trino's client to a value for Arrow. It is not called for None.
+
+    Times with a zone are converted to UTC. Any type that became a string is converted with `str`.
+    """
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         return lambda value: value.astimezone(UTC)
     if pa.types.is_string(kind):

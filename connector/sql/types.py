@@ -171,7 +171,8 @@ def as_decimal(kind: SqlType) -> SqlType:
 def find_common_type(left: SqlType, right: SqlType) -> SqlType | None:
     """Return the type to which values of both types are converted when they are compared or combined in a column.
 
-    Return None if the types have no common type.
+    Return None if the types have no common type. A decimal has enough digits on both sides of the point for both types,
+    up to `PRECISION_MAX`.
 
     Raises:
         UnsupportedInDuckDB: The types are different nested types. DuckDB matches the fields of structs by name, but

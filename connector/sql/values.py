@@ -22,7 +22,7 @@ _DEFAULT_ARGS = frozenset(("this", "expression", "safe", "typed", "big_int"))
 
 
 def cast(value: SqlValue, target_type: SqlType) -> SqlValue:
-    """Return the value, implicitly converted to a type. No information is lost except digits of a double."""
+    """Return the value, implicitly converted to a type. Only a conversion to a double may lose digits."""
     if value.type == target_type:
         return value
     return SqlValue(f"CAST({value.sql} AS {name_duckdb_type(target_type)})", target_type, value.literal)

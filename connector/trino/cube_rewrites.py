@@ -64,7 +64,7 @@ def translate_scans(
         text: The statement.
         scans: The scans of the statement.
         tables: The table of each scan.
-        floats: See `translate_statement`.
+        floats: Whether sums and averages of floats may be computed from a cube (`translate_statement`).
 
     Returns:
         The index in `scans` of the scan whose table has the cube, and the translation.
@@ -185,7 +185,10 @@ async def rewrite_over_cube(
 
 
 def _write_rights_check(text: StatementText, columns: Sequence[tuple[PlannedScan, frozenset[str]]]) -> str:
-    """Return a query without rows that reads these columns of these tables."""
+    """Return a query without rows that reads these columns of these tables, so that Trino checks the rights to them.
+
+    A table is written as in the statement, so that Trino resolves it to the same table.
+    """
     tables, column_texts = [], []
     for number, (planned_scan, names) in enumerate(columns):
         tables.append(f"{text.text[planned_scan.scan.start : planned_scan.scan.end]} AS t{number}")
@@ -194,7 +197,17 @@ def _write_rights_check(text: StatementText, columns: Sequence[tuple[PlannedScan
 
 
 def _find_filter(name: str, text: StatementText, table: KnownTable, alias: str, condition: str) -> Expression | None:
-    """Return a filter that is true for each row that meets a condition, or None if the analysis finds no filter."""
+    """Return a filter that is true for each row that meets a condition, or None if no filter is found.
+
+    The condition is analysed like the WHERE clause of a query.
+
+    Args:
+        name: The name of the table, as the statement writes it.
+        text: The statement, whose time zone and date apply.
+        table: The table.
+        alias: The name by which the condition refers to the table.
+        condition: The condition.
+    """
     query = f"SELECT 1 FROM {name} AS {quote_name(alias)} WHERE {condition}"  # noqa: S608
     scans = find_scans(query, find_columns=lambda _: table.columns, utc=text.utc, today=text.today)
     return scans[0].filter if len(scans) == 1 else None

@@ -38,6 +38,9 @@ def count_characters(groups: pa.Table) -> int:
 def write_values(groups: pa.Table, statement: CubeStatement, characters_max: int) -> str:
     """Return a relation with the groups, for a FROM clause.
 
+    A few groups are written as VALUES. Many groups are written as JSON, which Trino parses faster. Without groups, the
+    relation has one row of nulls and the condition FALSE, because VALUES cannot be empty.
+
     Args:
         groups: The groups.
         statement: The query over the cube.
@@ -116,7 +119,7 @@ class _JsonForm(NamedTuple):
     """The form of a column's values in JSON.
 
     Attributes:
-        write: Returns the JSON value of a value.
+        write: A function that converts a value to a value of JSON.
         kind: The type to which Trino casts the JSON value.
         sql_format: The format of the value in SQL, with the name of the column.
     """

@@ -217,6 +217,7 @@ class Proxy:
             _log.debug("request", **fields)
 
     async def _route(self, request: web.BaseRequest) -> _Outcome:
+        """Answer a request, or refuse it if its body exceeds a limit. Return the response and a summary for the log."""
         settings = self._settings
         if (request.content_length or 0) > settings.body_bytes:
             return _make_refusal_response(
@@ -233,6 +234,11 @@ class Proxy:
         return response, summary
 
     async def _route_to_coordinator(self, request: web.BaseRequest, content: ClientBody) -> _Outcome:
+        """Answer a request by its path: paths of the proxy itself, new statements, and all other paths of Trino.
+
+        A path of Trino with the prefix of a coordinator is sent to this coordinator. Any other new statement is sent to
+        the next coordinator in turn.
+        """
         target = request.rel_url.raw_path_qs
         if not target.startswith("/"):
             return web.Response(status=400, text="The proxy answers only requests for paths\n"), ""
@@ -264,6 +270,7 @@ class Proxy:
         self._answer_counters[4].inc()
 
     def _answer_own_path(self, request: web.BaseRequest, path: str) -> web.Response:
+        """Answer a request for the health or the metrics of the proxy."""
         if request.method not in ("GET", "HEAD"):
             return web.Response(status=405, headers={"Allow": "GET, HEAD"})
         if path == f"{PROXY_PATH}/healthz":
@@ -370,8 +377,14 @@ class Proxy:
         """Send the statement unchanged.
 
         Args:
+            request: The client's request.
+            candidates: The coordinators that can receive the statement, in order.
+            target: The escaped path and query.
+            body: The statement.
             summary: The summary for the log.
             header: The summary for the client. If it is empty, the client receives `summary`.
+            outcome: The outcome under which the metrics count the statement.
+            response_handler: A function that handles the coordinator's response, or None to pass it on unchanged.
         """
         self._counts.statements.labels(outcome).inc()
         extra_headers = {PLAN_HEADER: header or summary}
@@ -441,6 +454,9 @@ class Proxy:
     ) -> Failure | None:
         """Check in Trino that the sender may read the groups in a statement. Return the failure, or None.
 
+        The text of the statement contains the groups of a cube, so Trino itself cannot check the rights to the table.
+        Instead, a query without rows is run first. A check that has succeeded is not repeated for a short time.
+
         Raises:
             aiohttp.ClientError: The connection breaks.
             TimeoutError: Trino does not answer in time.
@@ -472,7 +488,11 @@ class Proxy:
         Trino's description of the query, which is requested with the sender's identity, contains the rules.
 
         Args:
-            plans: The plans that the query reads.
+            coordinator: The coordinator that runs the query.
+            headers: The headers with the sender's identity.
+            inputs: The tables and columns by which files were pruned.
+            query_id: The id of the query in Trino.
+            plans: The plans that the query reads. The columns that it reads of them are reported to the catalog.
 
         Raises:
             aiohttp.ClientError: The connection breaks.

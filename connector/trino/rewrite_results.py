@@ -161,7 +161,8 @@ def _write_access_checks(
 ) -> Replacement:
     """Return queries for WITH that read the original views, so that Trino checks the access rules of the views.
 
-    The queries are never executed.
+    The queries are never executed. If the reference to a view is inside a string literal, as in EXECUTE IMMEDIATE, the
+    quotes in the names of its columns are doubled.
     """
     with_offset, has_with = statement.with_position
     columns_by_name = {}
@@ -182,7 +183,13 @@ def _collect_plan_inputs(
     dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
     views: Mapping[PlannedScan, PlanView],
 ) -> PlanInputs:
-    """Return the columns by which files were pruned, by the name of the table in Trino."""
+    """Return the tables and columns by which files were pruned, so that Trino's access rules on them can be checked.
+
+    Args:
+        plans: The plans that the statement reads.
+        dimensions: The joined tables whose rows may have pruned files of each scan, and their own joined tables.
+        views: The plan views that the statement reads.
+    """
     columns: defaultdict[TableName, set[str]] = defaultdict(set)
     limiting_tables: set[TableName] = set()
 

@@ -126,7 +126,12 @@ class RewriteLimits:
 
 @dataclass(frozen=True, slots=True)
 class _TextProperties:
-    """Properties of a statement that are found by searching its text, without parsing."""
+    """Properties of a statement that are found by searching its text, without parsing.
+
+    Attributes:
+        explains: Whether the statement is an EXPLAIN.
+        has_conditions: Whether the text has a word with which conditions begin, such as WHERE.
+    """
 
     lists: bool = False
     """Whether the statement may list the snapshots of a table."""
@@ -201,7 +206,7 @@ class Rewriter:
             statement: The text of the statement.
             headers: The headers of the request.
             address: The address of the client, or None.
-            is_accepted: See `rewrite`.
+            is_accepted: A function that returns whether Trino accepts the sender's login (`rewrite`).
         """
         until_s = asyncio.get_running_loop().time() + self._limits.budget_s
         with set_client(address or "", headers.get("X-Trino-User", "")):
@@ -288,6 +293,7 @@ class Rewriter:
         """Release the plans of a rewritten statement.
 
         Args:
+            rewrite: The result of rewriting the statement.
             is_analysed: Whether Trino has analysed the statement or will never analyse it. If Trino may still analyse
                 the statement, its plans exist until their leases end.
         """
@@ -321,6 +327,7 @@ class Rewriter:
     async def _rewrite_and_load_views(
         self, text: StatementText, session: Session, properties: _TextProperties, until_s: float
     ) -> RewriteResult:
+        """Rewrite a statement. If a name may be an unknown view, load the view, and rewrite the statement again."""
         if not self._seamark_breaker.allow_request():
             return RewriteResult(None, "unchanged; Seamark has failed recently")
         requests = PlanRequests(self._client, self._limits.max_kept_fraction, until_s)
@@ -338,6 +345,10 @@ class Rewriter:
     async def _rewrite_with_plans(
         self, text: StatementText, session: Session, properties: _TextProperties, requests: PlanRequests, until_s: float
     ) -> RewriteResult:
+        """Rewrite a statement so that it reads the groups of a cube or, if no cube can be used, plans.
+
+        Names of plan views belong to a user, so views are replaced only if the session names its user.
+        """
         try:
             statement, known_tables, definitions = await self._parse_with_columns(
                 text, session, properties, requests, until_s
@@ -477,7 +488,10 @@ class Rewriter:
     # Parsing
 
     def _search_text(self, statement: str, session: Session) -> tuple[StatementText, _TextProperties]:
-        """Return the text to parse, and the properties of a statement that are found without parsing."""
+        """Return the text to parse, and the properties of a statement that are found without parsing.
+
+        A search of the text takes much less time than parsing, and most other statements need not be parsed.
+        """
         if is_hinted_off(statement):
             return StatementText(statement), _TextProperties(why=_SWITCHED_OFF)
         text = self._write_text(statement, session)

@@ -74,9 +74,11 @@ from seamark.connector.plans.literals import Literal
 
 @dataclass(frozen=True)
 class SourceJoin:
-    """A join of two sources, or of joins of sources.
+    """A join of two sources, or of joins of sources. A source is a relation in FROM.
 
     Attributes:
+        left: The left side: the position of a source, or a join.
+        right: The right side, in the same form.
         keeps_left: Whether a left row without a partner is kept, with nulls for the right side.
         keeps_right: Whether a right row without a partner is kept, with nulls for the left side.
     """
@@ -123,7 +125,7 @@ class Extreme(NamedTuple):
 
 
 class Outputs(Protocol):
-    """The output columns of a block."""
+    """The output columns of a block, which is one SELECT."""
 
     def has(self, name: str) -> bool | None:
         """Return whether the block has an output column of this name, or None if this is unknown."""
@@ -215,6 +217,10 @@ class QueryBlock:
         return self.sources[source].find_kind(column)
 
     def find_origin(self, columns: Sequence[str]) -> Origin | None:
+        """Return the stored table and its columns from which these outputs come, or None if there is no such table.
+
+        All outputs must come from the same source, because columns of two sources are not in one row of a table.
+        """
         if len({column for column in columns if column in self.extremes}) > 1:
             return None  # The values of two extremes may come from different rows.
         references = [
@@ -248,6 +254,7 @@ class QueryBlock:
         return StoredExtreme(table, stored_column, own_extreme.kind, rows)
 
     def find_source_rows(self) -> SourceRows | None:
+        """Return the rows of a table that are the rows of this block, or None if the block groups rows."""
         if self.keys is not None or self.having is not None or self.extremes:
             return None
         rows = self._find_joined_rows()
@@ -255,7 +262,10 @@ class QueryBlock:
         return rows if rows is None or self.needs_rows else rows._replace(exact=False)
 
     def _find_joined_rows(self) -> SourceRows | None:
-        """Return rows of a table such that the joined rows are exactly these rows, or None if this is not possible."""
+        """Return the rows of a table that are the rows of FROM and WHERE, or None if FROM joins several sources.
+
+        If WHERE cannot be translated exactly, the result has a weaker condition and is marked as not exact.
+        """
         if self.tree != 0:
             return None
         source = self.sources[0]
@@ -280,6 +290,7 @@ class QueryBlock:
         return get_kind_class(self.find_kind(column)) if literal is None else get_literal_class(literal)
 
     def push_down(self, condition: Condition | None) -> None:
+        """Push a condition on the outputs, and the block's own conditions, down to the sources and the subqueries."""
         if self.tree is not None:
             self._push_to(self.tree, self._move_to_rows(condition))
         # The subqueries are last, because the conditions on the sources also apply to equal columns of correlated
@@ -292,7 +303,11 @@ class QueryBlock:
     # Conditions on the joined rows
 
     def _move_to_rows(self, condition: Condition | None) -> Condition | None:
-        """Return a condition that is true for each joined row that can change the result."""
+        """Return a condition that is true for each joined row that can change the result.
+
+        It consists of the given condition on the outputs (if the block passes it on), HAVING on grouping keys, and the
+        conditions of aggregates, of an outer query and of WHERE.
+        """
         row_condition = self._keep_before_windows(self._move_to_columns(condition) if self.passes else None)
         row_condition = all_of([row_condition, self.having, self.aggregate_filter, self.correlated_condition])
         if self.where is None:
@@ -300,7 +315,11 @@ class QueryBlock:
         return self._extend_by_equalities(all_of([self.where.condition, row_condition]), self.where.equalities)
 
     def _move_to_columns(self, condition: Condition | None) -> Condition | None:
-        """Translate a condition on the outputs into a condition on the columns of the sources."""
+        """Translate a condition on the outputs into a condition on the columns of the sources.
+
+        Parts on literals are evaluated, and parts that may be true for a null that the block adds are dropped. If the
+        block groups rows, only parts on grouping keys remain, because they remove whole groups.
+        """
         condition = weaken(condition, lambda atom: evaluate_literals(atom, self.outputs.find_literal))
         column_condition = move(
             weaken(condition, self._keep_certain), lambda reference: self.outputs.find_reference(reference[1])
@@ -313,7 +332,10 @@ class QueryBlock:
         return None
 
     def _keep_before_windows(self, condition: Condition | None) -> Condition | None:
-        """Return the part of a condition that removes only whole partitions of every window function."""
+        """Return the part of a condition that removes only whole partitions of every window function.
+
+        Removing some rows of a partition would change the function's value in the other rows.
+        """
         for columns in self.partitions:
             condition = restrict_to_columns(condition, columns)
         return condition
@@ -358,6 +380,15 @@ class QueryBlock:
             self._push_to(side, all_of(parts))
 
     def _push_to_outer_join(self, tree: SourceJoin, wanted_condition: Condition | None) -> None:
+        """Push a condition down through an outer join.
+
+        A condition on a side is pushed only if the join does not add nulls to this side for unmatched rows of the other
+        side. ON is pushed only to a side whose unmatched rows are not kept.
+
+        Args:
+            tree: The join.
+            wanted_condition: A condition that is true for each row of the join that can change the result.
+        """
         left, right = list_sources(tree.left), list_sources(tree.right)
         # If the pushed condition is not true for nulls, it removes each row without a partner, so the join does not
         # need to keep these rows.

@@ -82,7 +82,9 @@ def is_comparable(first: str | None, second: str | None) -> bool:
 def has_ranges(first: str | None, second: str | None) -> bool:
     """Return whether a value of one type can limit a column of the other type, both in engines and in the server.
 
-    Floats are permitted, because their zeros compare as equal, and the server keeps rows with NaN if an engine might.
+    Decimals must have the same scale. The server does not compare decimals of at most `_SHORT_DIGITS_MAX` digits with
+    longer decimals. Floats are permitted, because their zeros compare as equal, and the server keeps rows with NaN if
+    an engine might.
     """
     if first is None or second is None:
         return False
@@ -93,7 +95,10 @@ def has_ranges(first: str | None, second: str | None) -> bool:
 
 
 def is_wider(kind: str | None, other_kind: str | None) -> bool:
-    """Return whether `kind` is wider than `other_kind`, or a decimal of the same scale with at least as many digits."""
+    """Return whether `kind` has all values of `other_kind`: it is a wider type, or a decimal with enough digits.
+
+    Decimals must have the same scale, so that a cast changes no digits.
+    """
     if kind is None or other_kind is None:
         return False
     if kind.startswith("decimal(") and other_kind.startswith("decimal("):
@@ -129,10 +134,11 @@ def move_to_column(condition: Condition | None, reference: ColumnReference) -> C
 
 
 def build_semi_joins(pairs: Sequence[Pair], partner: Relation) -> list[SemiJoin]:
-    """Return the semi-joins for columns that equal columns of a partner.
+    """Return the semi-joins for columns that equal columns of a partner (a joined relation or a subquery).
 
-    If all columns of the partner come from rows of one table, there is a single semi-join with this table. Otherwise,
-    there is a semi-join for each column that comes from a table.
+    A semi-join is the condition that a row of a table with equal values exists. If all columns of the partner come from
+    rows of one table, there is a single semi-join with this table. Otherwise, there is a semi-join for each column that
+    comes from a table.
     """
     origin = find_exact_origin(partner, [column for _, column in pairs])
     if origin is not None:
@@ -191,7 +197,10 @@ def iter_range_semi_joins(reference: ColumnReference, limits: Sequence[Limit], p
 
 
 def compute_equivalence_classes(equalities: Iterable[Equality]) -> dict[ColumnReference, set[ColumnReference]]:
-    """Return the set of columns that are directly or indirectly equal to each column, including the column itself."""
+    """Return the set of columns that are directly or indirectly equal to each column, including the column itself.
+
+    Two sets are joined by adding the smaller set to the larger set, so that the function is fast for long chains.
+    """
     classes: dict[ColumnReference, set[ColumnReference]] = {}
     for left, right in equalities:
         left_class, right_class = (classes.get(reference, {reference}) for reference in (left, right))
@@ -206,7 +215,10 @@ def compute_equivalence_classes(equalities: Iterable[Equality]) -> dict[ColumnRe
 def copy_to_equal_columns(
     condition: Condition | None, equalities: Iterable[Equality], get_kind: GetKind
 ) -> Condition | None:
-    """Return the condition, extended by a copy of each single-column part for each equal column."""
+    """Return the condition, extended by a copy of each single-column part for each equal column.
+
+    For example, `a.x = b.y AND a.x > 1` is extended by `b.y > 1`.
+    """
     classes = compute_equivalence_classes(
         (left, right)
         for left, right in equalities
@@ -241,7 +253,10 @@ def group_pairs_by_partner(equalities: Iterable[Equality]) -> dict[tuple[int, in
 
 
 def join_equivalences(equalities: Iterable[Equality], sources: Sequence[Relation]) -> Iterator[Condition]:
-    """Yield conditions that limit columns of a source to the values of the equal columns of a joined source."""
+    """Yield conditions that limit columns of a source to the values of the equal columns of a joined source.
+
+    If an equal column is a minimum or maximum (an extreme), a condition with this value is also yielded.
+    """
     for (source, partner), pairs in group_pairs_by_partner(equalities).items():
         yield from list_partner_conditions(pairs, sources[partner])
         for reference, column in pairs:

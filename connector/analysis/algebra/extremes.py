@@ -28,7 +28,11 @@ def has_order(first: str | None, second: str | None) -> bool:
 
 
 def has_outer_limit(kind: str, op: str) -> bool:
-    """Return whether a comparison with an extreme gives a limit even if the extreme includes further rows."""
+    """Return whether a comparison with an extreme gives a limit even if the extreme includes further rows.
+
+    Further rows can only make a maximum larger, so `c <= maximum` becomes weaker, but stays true. The same holds for
+    `c >= minimum`.
+    """
     return op in (("=", "<", "<=") if kind == MAXIMUM else ("=", ">", ">="))
 
 
@@ -52,6 +56,9 @@ def iter_extreme_semi_joins(
         op: The operator: `=`, `<`, `<=`, `>` or `>=`.
         relation: The relation with the extreme.
         column: The column of `relation` that is the extreme.
+
+    If the extreme includes further rows, the semi-join is yielded only if the comparison then becomes weaker
+    (`has_outer_limit`).
     """
     extreme = relation.find_extreme(column)
     rows = None if extreme is None else extreme.rows

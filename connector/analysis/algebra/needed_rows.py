@@ -57,6 +57,7 @@ def _keep_evaluated_part(table: Table, condition: Condition | None, *, utc: bool
     columns = table.columns or {}
 
     def keep(atom: Atom) -> Atom | None:
+        """Return a comparison that the catalog evaluates like the engine, or None for any other atom."""
         if not isinstance(atom, ColumnComparison) or columns.get(atom.column[1]) == COMPUTED:
             return None
         # Some file formats do not count a field of a null struct as null.
@@ -102,7 +103,8 @@ def _has_field(atom: Atom) -> bool:
 def list_string_likes(references: Sequence[Table]) -> tuple[tuple[Like, ...], ...]:
     """Return the LIKE predicates on stored string columns, as a conjunction of disjunctions.
 
-    The number of predicates is limited to the number that a request may have.
+    The number of predicates is limited to the number that a request may have. Leaving out a disjunction only makes the
+    conjunction weaker.
 
     Args:
         references: The references to a table that a single scan reads.
@@ -149,8 +151,16 @@ def _list_alternatives(
 ) -> list[Join]:
     """Return the joins of a disjunction as alternatives.
 
-    Each alternative has the conditions of those branches that restrict the table's own columns. The list is empty if a
-    branch has neither a condition nor a join, because the disjunction may then be true for any row.
+    A row of the table needs a partner in only one of the alternatives, or none if it meets the condition of a branch on
+    its own columns (`exempt_condition`). The list is empty if a branch has neither a condition nor a join, because the
+    disjunction may then be true for any row.
+
+    Args:
+        disjunction: The disjunction.
+        table: The table whose rows the disjunction restricts.
+        find_scan_number: A function that returns the number of the scan of a table.
+        number: A number that only this disjunction of the table has. Its alternatives share it.
+        utc: Whether the time zone of the session is UTC.
     """
     joins: dict[Join, None] = {}
     own_conditions: list[Condition | None] = []

@@ -163,7 +163,10 @@ def cluster(
 
 
 def _count_files(target: WriteTarget, size_bytes: int, file_bytes: int | None) -> int:
-    """Return the number of files of the target size that the rows need."""
+    """Return the number of files for rows of `size_bytes` bytes.
+
+    A file has `file_bytes` bytes or, if this is not set, the size in the table's properties.
+    """
     bytes_per_file = file_bytes or parse_long(target.properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT)
     return max(1, -(-size_bytes // max(1, bytes_per_file)))
 
@@ -207,6 +210,14 @@ def _take_sample(
     tasks: Sequence[ScanTask],
 ) -> tuple[int, pa.Table]:
     """Return the number of rows, and a sample of the columns from which keys are computed.
+
+    Args:
+        task_frame: The frame of `_make_task_frame`.
+        read_plan: How the files are read.
+        target: The table that is written.
+        attributes: The columns by which rows are clustered.
+        files: The number of new files. The sample has more rows for more files.
+        tasks: The files in `task_frame`.
 
     Raises:
         RuntimeError: The number of rows in files without deletes differs from the number in the manifests.
@@ -286,7 +297,10 @@ class ClusterTask:
         cores: int,
         suffix: str,
     ) -> ClusterTask:
-        """Choose the number of tasks, and compute the ranges of keys of the tasks from the sample."""
+        """Choose the number of tasks, and compute the ranges of keys of the tasks from the sample.
+
+        There are at most as many tasks as files, because each task writes at least one file.
+        """
         tasks = min(files, max(_TASKS_PER_CORE * cores, -(-rows // TASK_ROWS)))
         work = ClusterTask(
             clustering, read_plan, target, tasks, np.empty(0, dtype="S1"), max(1, math.ceil(rows / files)), suffix
@@ -302,6 +316,7 @@ class ClusterTask:
         if not self.target.spec.fields or not rows.num_rows:
             return keys
         batches = rows.to_batches() if isinstance(rows, pa.Table) else [rows]
+        # `add_partition_number` appends the number as the last column. In big-endian order, bytes sort as numbers do.
         partition_numbers = np.concatenate(
             [batch.column(batch.num_columns - 1).to_numpy() for batch in add_partition_number(self.target, batches)]
         )

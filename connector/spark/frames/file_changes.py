@@ -36,7 +36,13 @@ T = TypeVar("T")
 
 
 class PackedRows(msgspec.Struct, frozen=True):
-    """Some rows of one data file of a plan. `positions` is a 64-bit roaring bitmap."""
+    """Some rows of one data file, in a form that Spark tasks can send to each other.
+
+    Attributes:
+        file: The file in the JSON form of a scan plan.
+        deletes: The delete files of the file, in the same form.
+        positions: The positions of the rows in the file, as a 64-bit roaring bitmap.
+    """
 
     file: dict[str, Any]
     deletes: list[dict[str, Any]]
@@ -65,6 +71,9 @@ class FileChanges:
     ) -> WrittenFiles:
         """Write the remaining rows of these files, and new rows, to new files (copy-on-write).
 
+        The driver writes a small amount of data itself. If there is more, it writes only the new rows, and Spark tasks
+        write the remaining rows. Nothing remains of a file of which all rows are deleted.
+
         Args:
             files: The rows to delete, grouped by file.
             new: The new rows.
@@ -85,7 +94,7 @@ class FileChanges:
         return WrittenFiles.join(_run_tasks(self.spark, partial(_copy, self.table, self.target), groups))
 
     def mark_deleted(self, files: Sequence[MatchedRows]) -> WrittenDeletes:
-        """Write deletes of these rows (merge-on-read)."""
+        """Write deletes of these rows (merge-on-read), in Spark tasks if there are too many files for the driver."""
         if len(files) <= DRIVER_FILES_MAX:
             return delete_by_position(self.table, self.target, files)
         groups = divide(files, lambda _: (1,), (max(DRIVER_FILES_MAX, -(-len(files) // self._cores)),))

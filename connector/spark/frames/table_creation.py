@@ -97,7 +97,11 @@ def create_for_frame(
     """Create a table with the columns of a frame. All columns are optional.
 
     Args:
+        client: The client of the server.
+        table: The name of the new table.
+        columns: The columns of the frame.
         partitioning: Columns and transforms, such as `bucket(16, id)`.
+        properties: The properties of the new table.
 
     Raises:
         Unwritable: Iceberg does not have a type or a transform.
@@ -115,7 +119,16 @@ def split_terms(text: str) -> list[str]:
 
 
 def _parse_partition_field(text: str, ids: Mapping[str, int], number: int) -> dict[str, Any]:
-    """Return the partition field that a text such as `bucket(16, id)` describes, in the JSON form of Iceberg."""
+    """Return the partition field that a text such as `bucket(16, id)` describes, in the JSON form of Iceberg.
+
+    Args:
+        text: A column, or a transform of a column.
+        ids: The ids of the table's columns, by name.
+        number: The position of the field in the partition spec. Its field id depends on the position.
+
+    Raises:
+        Unwritable: The text is not a column or a supported transform, or the column does not exist.
+    """
     match = _TERM.fullmatch(text)
     if match is None:
         raise Unwritable(
@@ -171,7 +184,10 @@ def merge_schema(client: SeamarkClient, table: Name, columns: spark.StructType) 
 
 
 def _find_wider_type(stored_type: str, new: Any) -> str | None:
-    """Return the new type of a stored column, or None if its type does not change."""
+    """Return the new type of a stored column, or None if its type does not change.
+
+    The type also stays unchanged if Iceberg cannot widen it to `new`. The write then checks whether the values fit.
+    """
     if (stored_type, new) in (("int", "long"), ("float", "double")):
         return str(new)
     if isinstance(new, str) and get_base_name(stored_type) == get_base_name(new) == "decimal":

@@ -227,7 +227,8 @@ def commit_change(
 def _collect(df: DataFrame, rows_max: int) -> pa.Table | None:
     """Return all rows, or None if there are more than `rows_max` rows or their size is too large.
 
-    The size is limited by `_SMALL_BYTES` for Spark's estimate, and by `spark.driver.maxResultSize`.
+    The size is limited by `_SMALL_BYTES` for Spark's estimate, and by `spark.driver.maxResultSize`. One row more than
+    `rows_max` is read, which shows whether there are more rows.
     """
     if rows_max <= 0 or int(str(df._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())) > _SMALL_BYTES:
         return None
@@ -241,7 +242,10 @@ def _collect(df: DataFrame, rows_max: int) -> pa.Table | None:
 
 
 def _would_copy_much(source_table: OpenTable, request: UpsertRequest, rows: int) -> bool:
-    """Return whether the change probably has to rewrite files of many bytes."""
+    """Return whether the change probably has to rewrite files of many bytes.
+
+    In the worst case, each of the `rows` changed rows is in another file of average size.
+    """
     if (
         _choose_mode(request, create_target(source_table.metadata, source_table.storage, source_table.name))
         != COPY_ON_WRITE
@@ -322,6 +326,8 @@ class RowDistribution:
     def assign_tasks(self, columns: Sequence[pa.Array]) -> Ints:
         """Return the task of each row, as an index from 0: int32[rows].
 
+        With buckets, the tasks of a bucket are `parts` tasks, and the hash of the key selects one of them.
+
         Args:
             columns: The columns of the key, with the table's types.
 
@@ -340,7 +346,10 @@ class RowDistribution:
         return tasks.astype(np.int32)
 
     def owns(self, spec: PartitionSpec | None) -> bool:
-        """Return whether all keys in a file of this partition spec belong to the same task."""
+        """Return whether all keys in a file of this partition spec belong to the same task.
+
+        Such a task can rewrite the file, because no other task changes it.
+        """
         if self.tasks == 1:
             return True
         if not self.width or self.parts > 1 or spec is None:
@@ -363,7 +372,13 @@ def find_bucket_width(spec: PartitionSpec, field: Field) -> int:
 
 @dataclass(frozen=True)
 class UpsertTask:
-    """The input of a task. Instances can be pickled."""
+    """The input of a task that changes rows by key. Spark pickles it to send it to its workers.
+
+    Attributes:
+        target: The table with the settings with which new files are written.
+        mode: Whether files are rewritten (copy-on-write) or deletes are written (merge-on-read).
+        distribution: The assignment of keys to tasks.
+    """
 
     client: SeamarkClient
     table: OpenTable

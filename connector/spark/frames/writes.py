@@ -78,7 +78,7 @@ class WriteReport:
 
     Attributes:
         commit: The server's response, or None if there was nothing to commit.
-        skipped: See `WrittenFiles`.
+        skipped: The same field of `WrittenFiles`, which describes it.
     """
 
     files: int
@@ -230,7 +230,10 @@ def _change_by_key(
     attempts: int = COMMIT_ATTEMPTS_MAX,
     driver_rows: int = DRIVER_ROWS,
 ) -> Report:
-    """Upsert or delete the rows with the keys of a DataFrame. The docstring of `write` describes the parameters."""
+    """Upsert or delete the rows with the keys of a DataFrame. The docstring of `write` describes the parameters.
+
+    An upsert must name its keys. A delete without `keys` uses the default key that `write` describes.
+    """
     if keys is None and mode == UPSERT:
         raise ValueError("set the key columns: keys=[…]")
     check_names(keys, columns)
@@ -279,6 +282,9 @@ def decode_files(data: bytes) -> WrittenFiles:
 def distribute(df: DataFrame, target: WriteTarget, distribution: str | None = None) -> DataFrame:
     """Return the rows, distributed to tasks by the distribution mode of the write or of the table.
 
+    The default mode is `range` for a table with a sort order, `hash` for a partitioned table, and otherwise `none`. In
+    a table without partitions, `hash` has no columns to distribute by, so the frame is returned unchanged.
+
     Raises:
         ValueError: The distribution mode is unknown.
     """
@@ -317,8 +323,7 @@ def add_partition_number(target: WriteTarget, batches: Iterable[pa.RecordBatch])
 
 def _list_sort_columns(target: WriteTarget) -> list[Column]:
     """Return the table's sort order for Spark, up to the first transform.
-
-    When a file is written, its rows are sorted by the full order.
+    The columns only distribute the rows to tasks. When a file is written, its rows are sorted by the full order.
     """
     columns: list[Column] = []
     for field in target.sort_order.fields:

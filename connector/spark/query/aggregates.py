@@ -58,7 +58,7 @@ def list_row_conditions(catalyst: Catalyst, outputs: Sequence[Node]) -> list[Nod
                 return []
             row_conditions += conditions
         elif kind in ("", "PythonUDF", "PythonUDAF"):
-            return []
+            return []  # The function may not be Spark's, so it may use any row.
         else:
             remaining_outputs += to_list(node.children())
     return row_conditions
@@ -67,7 +67,8 @@ def list_row_conditions(catalyst: Catalyst, outputs: Sequence[Node]) -> list[Nod
 def _find_conditions(catalyst: Catalyst, aggregate: Node) -> list[Node]:
     """Return the conditions of an aggregate such that it ignores rows that meet none of them.
 
-    The list is empty if the aggregate may use any row.
+    The condition is that of FILTER, or that of a CASE without ELSE in an aggregate that ignores nulls. The list is
+    empty if the aggregate may use any row.
     """
     if aggregate.filter().isDefined():
         return [aggregate.filter().get()]

@@ -130,6 +130,7 @@ class Catalyst:
     # Expressions
 
     def read_id(self, attribute: Node) -> int:
+        """Return the id of an attribute, by which Spark distinguishes attributes of the same name."""
         number = self._ids.get(attribute._target_id)
         if number is None:
             text = None
@@ -159,7 +160,10 @@ class Catalyst:
         return expression
 
     def is_constant(self, expression: Node) -> bool:
-        """Return whether the expression has the same value whenever it is evaluated."""
+        """Return whether the expression has the same value whenever it is evaluated.
+
+        For Spark, the current time is foldable and deterministic, so it is excluded separately.
+        """
         return expression.foldable() and expression.deterministic() and not expression.containsPattern(self._current)
 
     def has_current_time(self, plan: Node) -> bool:
@@ -198,7 +202,8 @@ class Catalyst:
     def find_aliased_leaves(self, plan: Node, read_leaf: Callable[[str], T | None]) -> Iterator[tuple[Node, T | None]]:
         """Yield all leaves of the plan.
 
-        Each leaf is in a pair with the result of `read_leaf` for the alias directly above it, or with None.
+        Each leaf is in a pair with the result of `read_leaf` for the name of the alias directly above the leaf. It is
+        None if there is no alias. If several aliases follow each other, the outermost alias with a result is used.
         """
         remaining_nodes: list[tuple[Node, T | None]] = [(plan, None)]
         with_subqueries = self.has_subqueries(plan)

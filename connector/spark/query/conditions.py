@@ -211,7 +211,10 @@ class _SingleConditionReader:
             raise _TooLarge
 
     def read(self, node: Node, *, negated: bool) -> Condition | None:
-        """Return a condition that is true for each row for which `node` is true or, with `negated`, false."""
+        """Return a condition that is true for each row for which `node` is true or, with `negated`, false.
+
+        The result is None if every row may meet `node`. NOT is moved to the operands, where it exchanges AND and OR.
+        """
         self._count_parts(1)
         kind = self._catalyst.find_kind(node)
         if kind == "Not":
@@ -241,6 +244,8 @@ class _SingleConditionReader:
 
     def read_months(self, nodes: Iterable[Node]) -> Iterable[Condition | None]:
         """Yield ranges of columns for conjunctions such as `year(c) = 2026 AND month(c) = 3`.
+
+        A condition on the month alone gives no range, so the equalities of years and months are read together.
 
         Args:
             nodes: The parts of a conjunction.
@@ -357,7 +362,10 @@ class _SingleConditionReader:
         return None if inner is None else _Term(inner.name, DAY, "date")
 
     def _find_day_column(self, node: Node) -> SparkColumn | None:
-        """Return the timestamp column if `node` is the day of a timestamp in UTC. Otherwise return None."""
+        """Return the timestamp column if `node` is the day of a timestamp in UTC. Otherwise return None.
+
+        The day of a time without a zone does not depend on the session's zone, so the zone is not checked for it.
+        """
         if self._catalyst.find_kind(node) != "Cast" or self._catalyst.read_type(node) != "date":
             return None
         column = self._find_column(node.child())
@@ -374,7 +382,7 @@ class _SingleConditionReader:
         return column if column is not None and column.kind == self._catalyst.read_type(node) else None
 
     def _find_reference(self, node: Node) -> SparkColumn | None:
-        """Return a column, or a field of a struct."""
+        """Return the column, or the field of a struct, that a node refers to. Return None for any other node."""
         kind = self._catalyst.find_kind(node)
         if kind == "AttributeReference":
             return self._columns.get(self._catalyst.read_id(node))
@@ -437,7 +445,10 @@ class _SingleConditionReader:
         return None if value is None else make_literal(value, kind)
 
     def _evaluate(self, node: Node, kind: str) -> Any:
-        """Return the value of a constant node of type `kind`. Return None for another node, and for null."""
+        """Return the value of a constant node of type `kind`. Return None for another node, and for null.
+
+        A decimal may have another precision and scale than `kind`, because Iceberg compares decimals by value.
+        """
         node_kind = self._catalyst.read_type(node)
         if node_kind != kind and not (node_kind.startswith("decimal(") and kind.startswith("decimal(")):
             return None
@@ -458,7 +469,8 @@ def _find_rule_kind(kind: str) -> str | None:
 def _keep_certain(atom: Atom) -> Atom | None:
     """Return the condition, or None if it is a condition on a struct field that can be true for null.
 
-    Some file formats do not count the fields of a null struct as nulls. LIKE conditions are only on columns.
+    Some file formats do not count the fields of a null struct as nulls, so such a condition could skip a file with
+    matching rows. LIKE conditions are only on columns.
     """
     if isinstance(atom, SemiJoin) or "." not in atom.column[1]:
         return atom
@@ -468,6 +480,8 @@ def _keep_certain(atom: Atom) -> Atom | None:
 def _convert_literals(atom: Atom, kinds: Mapping[str, str]) -> Atom | None:
     """Convert the literals of a condition to the type of its column: dates, instants, or times without a zone.
 
+    A condition that compares another type, or a transform of a column, is returned unchanged. `kinds` has the types of
+    the columns, by name.
     The result is None if a condition on a date column compares times, and no comparison of days gives the same result.
     """
     if not isinstance(atom, ColumnComparison) or atom.transform != IDENTITY:

@@ -37,10 +37,10 @@ def translate_text(
     """Translate a query to a statement over a cube. The cube is of the only table, or of a table of a star join.
 
     Args:
-        spark: The session.
+        spark: The session. Its settings must be those under which cubes give the same results as Spark.
         text: The query.
-        scans: The scans of the query.
-        floats: See `translate_statement`.
+        scans: The reads of the query's tables, with their conditions.
+        floats: The parameter of `translate_statement`.
 
     Returns:
         The index in `scans` of the scan whose table has the cube, and the translation.

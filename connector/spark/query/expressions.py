@@ -91,7 +91,10 @@ class SparkExpressions:
         """The names of the date columns to which days were added."""
 
     def write_condition(self, node: Node) -> exp.Expr:
-        """Return a tree with the same value (true, false or null) as Spark's condition, or a hidden expression."""
+        """Return a sqlglot tree with the same value (true, false or null) as Spark's condition.
+
+        A part that has no such tree becomes the expression of `hide`, from which no condition is read.
+        """
         kind = self._catalyst.find_kind(node)
         if kind in ("And", "Or"):
             parts = [self.write_condition(operand) for operand in self._catalyst.list_operands(node, kind)]
@@ -224,6 +227,7 @@ class SparkExpressions:
         if kind == "Like":
             escape = str(node.escapeChar())
         else:
+            # The text has no wildcards, so each character that LIKE would read as a wildcard is escaped.
             text = "".join(f"\\{character}" if character in "%_\\" else character for character in text)
             text = f"%{text}%" if kind == "Contains" else f"%{text}"
         like = exp.Like(this=side, expression=exp.Literal.string(text))
@@ -244,7 +248,11 @@ class SparkExpressions:
     # Values
 
     def _write_cast(self, node: Node) -> exp.Expr | None:
-        """Return the value of a cast if the cast keeps the value, or if it keeps the day of a time."""
+        """Return the value of a cast if the cast keeps the value, or if it keeps the day of a time.
+
+        Casts between dates and times depend on the time zone, except a cast of the current time, whose bounds have a
+        margin for all zones.
+        """
         child, target = node.child(), self._catalyst.read_type(node)
         source = self._catalyst.read_type(child)
         times = ("date", "timestamp", "timestamp_ntz")
@@ -297,6 +305,7 @@ class SparkExpressions:
         return str(policy).upper() == "LEGACY"
 
     def _write_prefix(self, node: Node) -> exp.Expr | None:
+        """Write `substring` of a column from its first character, with a constant length. Otherwise return None."""
         start, size = (self._leaves.read_constant(operand) for operand in (node.pos(), node.len()))
         inner = self._write_text(node.str())
         if inner is None or start is None or size is None or {start.kind, size.kind} != {"integer"}:
@@ -327,7 +336,10 @@ class SparkExpressions:
         return {"Add": exp.Add, "Subtract": exp.Sub, "Multiply": exp.Mul}[kind](this=left, expression=right)
 
     def _add_days(self, node: Node, kind: str) -> exp.Expr | None:
-        """Write a date column or the current time with days added or subtracted."""
+        """Write a date column or the current time with days added or subtracted.
+
+        The column is added to `shifted_columns`, because the sum of a date far in the past or future may wrap around.
+        """
         value, days = self.write_value(node.left()), self._leaves.read_constant(node.right())
         if value is None or days is None or days.kind != "integer":
             return None
@@ -357,7 +369,10 @@ class SparkExpressions:
         return None if count is None else _shift(value, count, "MONTH")
 
     def _add_interval(self, node: Node) -> exp.Expr | None:
-        """Write a time plus an interval of days or less. Spark fails if the result is outside the range of times."""
+        """Write a time plus an interval of days or less. Only intervals of whole seconds are written.
+
+        Spark fails if the result is outside the range of times, so the result cannot wrap around.
+        """
         value, moved_us = self.write_value(node.start()), self._leaves.read_interval_us(node.interval())
         if value is None or moved_us is None or moved_us % _SECOND_US:
             return None
@@ -378,7 +393,10 @@ def is_current(tree: exp.Expr | None) -> bool:
 
 
 def can_list_uppercase_texts(tree: exp.Expr) -> bool:
-    """Return whether the analysis can list all texts that `upper` converts to the texts in the tree."""
+    """Return whether all texts that `upper` converts to the texts in the tree can be listed.
+
+    Some letters become two letters in upper case, such as `ß`. A text with such a pair is not supported.
+    """
     if tree.find(exp.Upper) is None:
         return True
     texts = [str(node.this) for node in tree.find_all(exp.Literal) if node.is_string]
@@ -386,7 +404,7 @@ def can_list_uppercase_texts(tree: exp.Expr) -> bool:
 
 
 def hide() -> exp.Expr:
-    """Return an expression that no rule of the analysis reads, so that it never becomes a condition."""
+    """Return a call of an unknown function, which is never read as a condition that could leave out files."""
     return exp.Anonymous(this=_HIDDEN)
 
 
@@ -420,7 +438,12 @@ def _is_in_utc(node: Node) -> bool:
 
 
 def _keeps_number(source: str, target: str) -> bool:
-    """Return whether a cast of a number is exact for all values."""
+    """Return whether a cast of a number is exact for all values: the target has enough digits on both sides.
+
+    Args:
+        source: The Spark type of the number.
+        target: The Spark type to which it is cast.
+    """
     if (source, target) == ("int", "bigint"):
         return True
     target_decimal, source_decimal = _DECIMAL.fullmatch(target), _DECIMAL.fullmatch(source)

@@ -139,7 +139,7 @@ def find_references(catalyst: Catalyst, text: str, statement: Node) -> list[Refe
 
 
 def _has_qualified_column(text: str, references: Sequence[ReferencePosition]) -> bool:
-    """Return whether a column may be written as `db.t.c`.
+    """Return whether a column may be written as `db.t.c`. If one is, the table names cannot be replaced.
 
     After `db.t` has been replaced by a name with an alias, Spark might resolve `db.t.c` as a struct field instead: as
     the field `t.c` of a column `db`, or as the field `c` of a column `t` in a relation with the alias `db`.
@@ -177,8 +177,10 @@ def _read_reference(
     """Return the position of a table reference.
 
     Args:
+        catalyst: Access to the plan.
+        text: The statement.
         node: The reference.
-        outer_kinds: The kinds of the two nodes above the reference.
+        outer_kinds: The kinds of the two nodes above the reference. A version or an alias is in such a node.
         parent: The node above the reference.
         with_names: The names in WITH that are visible here, in lower case.
 
@@ -209,6 +211,7 @@ def _read_reference(
 
 
 def _is_name(catalyst: Catalyst, text: str, names: tuple[str, ...]) -> bool:
+    """Return whether the text is a table name with exactly these levels."""
     if _PLAIN_NAME.fullmatch(text):  # The text must be split as Spark's parser splits it.
         return tuple(text.split(".")) == names
     try:
@@ -232,12 +235,18 @@ def insert_markers(text: str, references: Sequence[ReferencePosition]) -> str:
 
 
 def parse_marker_number(alias: str) -> int | None:
-    """Return the number of the reference whose marker the alias is, or None if the alias is not a marker."""
+    """Return the number of a table reference from its marker, or None if the alias is not a marker.
+
+    A marker is an alias that `insert_markers` adds to a table reference, to find the table again in Spark's plan.
+    """
     return int(alias.removeprefix(_MARK)) if alias.startswith(_MARK) else None
 
 
 def replace_names(text: str, names: Mapping[ReferencePosition, tuple[str, ...]]) -> str:
-    """Return the text with new names for these references. Each new name includes its catalog."""
+    """Return the text with new names for these references. Each new name includes its catalog.
+
+    If a reference has no alias, its old name is added as an alias, so that columns such as `t.c` are still found.
+    """
     replacements = []
     for reference, name in names.items():
         # A plan table has only the snapshot that the reference names with VERSION AS OF.

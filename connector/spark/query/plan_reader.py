@@ -92,7 +92,7 @@ class MarkedTable:
 
 @dataclass(frozen=True)
 class AttributeOutputs:
-    """The outputs of a block, named by the ids of attributes.
+    """The outputs of a query block (`QueryBlock`, one SELECT), named by the ids of Spark's attributes.
 
     The name of a struct field is the id, a dot and the field name.
 
@@ -100,7 +100,7 @@ class AttributeOutputs:
         references: The source column whose value an output has, by output. If it is None, each output is the column of
             the same name in the only source.
         order: The names of all outputs in order, or None if they are unknown.
-        nullable: The outputs that may be null in a row in which the source column has a value.
+        nullable: The outputs that may be null in a row in which the source column has a value, as in GROUPING SETS.
     """
 
     references: Mapping[str, ColumnReference] | None = None
@@ -199,6 +199,9 @@ class PlanReader:
     def read(self, plan: Node) -> None:
         """Push the conditions of the plan down to its tables.
 
+        First, the whole plan is read. Then conditions are pushed down in the plan and in each subquery, because a
+        condition may use the rows of another part.
+
         Raises:
             PlanTooLarge: The plan has too many nodes, or is too deep.
         """
@@ -229,6 +232,7 @@ class PlanReader:
         return _Rows(PushdownBarrier(rows.relation), rows.columns, rows.sources)
 
     def _read_subquery(self, plan: Node) -> None:
+        """Read a subquery, and keep its rows by the id of its first output, by which comparisons with it find them."""
         relation = self._read_rows(plan).relation
         self._roots.append(relation)
         outputs = plan.output()
@@ -239,7 +243,12 @@ class PlanReader:
         self._subqueries[number] = None if number in self._subqueries else relation
 
     def _read_node(self, node: Node, kind: str, children: Sequence[_Rows]) -> _Rows:
-        """Return the rows of a node with children, except a join."""
+        """Return the rows of a node with children, except a join.
+
+        Conditions pass through nodes that keep each row unchanged (`_SAME_ROWS`). They stop at nodes whose rows depend
+        on each other (`_DEPENDENT_ROWS`), such as LIMIT. A window function lets only conditions on its partition keys
+        pass. Unknown nodes hide their rows.
+        """
         child = children[0]
         match kind:
             case "Filter":
@@ -322,7 +331,11 @@ class PlanReader:
         return columns, frozenset(sources), references
 
     def _read_aggregate(self, node: Node, child: _Rows) -> _Rows:
-        """Read an aggregation. A condition on its grouping keys removes whole groups."""
+        """Read an aggregation. A condition on its grouping keys removes whole groups.
+
+        Only outputs that are grouping keys, minima or maxima keep their source. Without grouping keys, the conditions
+        in the aggregates (`list_row_conditions`) restrict the rows that the aggregation needs.
+        """
         groups, outputs = to_list(node.groupingExpressions()), to_list(node.aggregateExpressions())
         keys = {self._find_attribute(key) for key in groups} - {None}
         columns, sources, references = self._select_passed_columns(
@@ -385,7 +398,8 @@ class PlanReader:
     def _read_set_operation(self, node: Node, children: Sequence[_Rows]) -> _Rows:
         """Read a set operation. A condition is pushed to each input, by the position of its columns.
 
-        The input from which a value comes is unknown.
+        The outputs have new ids, so the columns are named by position between the inputs and the outputs. The input
+        from which a value comes is unknown, so the result has no `sources`.
         """
         inputs = [to_list(child.output()) for child in to_list(node.children())]
         outputs = to_list(node.output())
@@ -414,7 +428,11 @@ class PlanReader:
         return self._keep_columns(QueryBlock([child.relation], 0, AttributeOutputs()), child)
 
     def _read_join(self, node: Node) -> _Rows:
-        """Return the rows of a join."""
+        """Return the rows of a join.
+
+        If the type of the join is unknown, both sides keep all rows and nothing is pushed through it. A semi-join or
+        anti-join returns only the columns of the left side.
+        """
         left, right = self._read_rows(node.left()), self._read_rows(node.right())
         kind = self._catalyst.find_kind(node.joinType())
         kept_sides = _KEPT_SIDES.get(kind)
@@ -446,7 +464,10 @@ class PlanReader:
     # Predicates
 
     def _read_predicate(self, condition: Node, *sources: _Rows) -> Predicate:
-        """Translate the condition of a node to conditions, equalities and semi-joins on the columns of its sources."""
+        """Translate the condition of a node to conditions, equalities and semi-joins on the columns of its sources.
+
+        The operands of AND are read one by one. In an equality, each side may be the column that the other side limits.
+        """
         sources_by_id = _map_sources_by_id(sources)
         columns = {
             number: column for rows in sources for number, column in rows.columns.items() if number in sources_by_id
@@ -486,7 +507,11 @@ class PlanReader:
     def _list_inequality_values(
         self, parts: Sequence[Node], sources_by_id: Mapping[int, int], sources: Sequence[_Rows]
     ) -> Iterator[Condition]:
-        """Yield semi-joins for columns that an inequality compares with a subquery or a column of another source."""
+        """Yield semi-joins for columns that an inequality compares with a subquery or a column of another source.
+
+        Each inequality is read in both directions, because each side may be the column to restrict. Inequalities of the
+        same two columns and sources are collected in `limits`, because together they may form a range.
+        """
         limits: dict[tuple[ColumnReference, int], list[Limit]] = {}
         for part in parts:
             op = _INEQUALITIES.get(self._catalyst.find_kind(part))
@@ -596,7 +621,10 @@ def _hide(children: Sequence[_Rows]) -> _Rows:
 
 
 def _map_sources_by_id(sources: Sequence[_Rows]) -> dict[int, int]:
-    """Return the position of the source of each attribute. Attributes that several sources have are left out."""
+    """Return the position of the source of each attribute. Attributes that several sources have are left out.
+
+    Two references to the same WITH query have the same attribute ids, so their source is ambiguous.
+    """
     positions: dict[int, int] = {}
     repeated_ids: set[int] = set()
     for position, rows in enumerate(sources):

@@ -234,7 +234,10 @@ def is_plan_gone(error: AnalysisException) -> bool:
 
 
 def _may_run(spark: SparkSession, rewritten: RewrittenQuery) -> bool:
-    """Return whether Spark accepts the query of a writing statement with its plan tables."""
+    """Return whether Spark accepts the query of a writing statement with its plan tables.
+
+    Only the query is analysed, so nothing is written. The tables must also still have the analysed schemas.
+    """
     catalyst = Catalyst(spark)
     try:
         plan = catalyst.analyze(find_query(catalyst, catalyst.parse(str(rewritten.statement))))
@@ -323,7 +326,15 @@ class _Query:
         return rewritten if cube is None else replace(rewritten, summary=f"{rewritten.summary}; {cube.text}", cube=cube)
 
     def _find_table_filter(self, name: str, alias: str, condition: str) -> Expression | None:
-        """Return a filter that is true for each row of a table that meets a condition, or None if there is none."""
+        """Return a filter that is true for each row of a table that meets a condition, or None if there is none.
+
+        The condition is read like the WHERE clause of a query on the table.
+
+        Args:
+            name: The quoted name of the table.
+            alias: The name by which the condition refers to the table.
+            condition: The condition, in Spark's SQL.
+        """
         text = f"SELECT 1 FROM {name} AS {backquote(alias)} WHERE {condition}"  # noqa: S608
         query = _Query(self._spark, text, None, self._lease_s, self._max_kept_fraction, OFF)
         try:
@@ -500,7 +511,10 @@ class _Query:
         return None
 
     def _read_table(self, leaf: Node) -> _Table | None:
-        """Return the table if the leaf is a table of an Iceberg REST catalog. Otherwise return None."""
+        """Return the table if the leaf is a table of an Iceberg REST catalog. Otherwise return None.
+
+        A plan table is also not returned, because it is already the result of a plan.
+        """
         if not self._catalyst.is_relation(leaf):
             return None
         name, catalog = self._catalyst.read_identifier(leaf), leaf.catalog()
@@ -557,7 +571,15 @@ class _Query:
     # Plan requests
 
     def _request_plans(self, references: Sequence[ReferencePosition], scans: Mapping[int, Scan]) -> RewrittenQuery:
-        """Request plans from the server of each catalog, and put the names of the plan tables into the text."""
+        """Request plans from the server of each catalog, and put the names of the plan tables into the text.
+
+        Args:
+            references: The references to tables in the text. Their indexes are the markers.
+            scans: The scans of these tables, by marker.
+
+        Raises:
+            UnsupportedQuery: There is no plan. The message is the reason of a server that has refused a plan.
+        """
         marks: dict[joining.PlannedScan, int] = {}
         plans: dict[joining.PlannedScan, TablePlanResponse] = {}
         dimensions: dict[joining.PlannedScan, tuple[Dimension, ...]] = {}
@@ -592,7 +614,14 @@ class _Query:
         catalog: str,
         planned_scans: Mapping[int, joining.PlannedScan],
     ) -> tuple[dict[joining.PlannedScan, tuple[Dimension, ...]], dict[joining.PlannedScan, TablePlanResponse], str]:
-        """Return the dimensions and the plans of the scans of a catalog, and the reason for the last missing plan."""
+        """Return the dimensions and the plans of the scans of a catalog, and the reason for the last missing plan.
+
+        A dimension is a small joined table whose matching rows restrict the files of a scan.
+
+        Args:
+            catalog: The name of the catalog in the session.
+            planned_scans: The scans of its tables, by their markers.
+        """
         uri, token = self._read_setting(catalog, "uri"), self._read_setting(catalog, "token") or None
 
         streams = {self._tables[mark].name for mark in planned_scans if self._tables[mark].is_stream}
@@ -627,7 +656,13 @@ class _Query:
 def _find_mark(marks: Mapping[Table, int], own_mark: int, table: Table) -> int | None:
     """Return the marker of a table with which the table at the marker `own_mark` may be joined.
 
-    The result is None if `table` has the marker `own_mark` or no marker.
+    Args:
+        marks: The markers of the tables.
+        own_mark: The marker of the table whose joins are read.
+        table: The table on the other side of a join.
+
+    Returns:
+        The marker, or None if `table` has the marker `own_mark` or no marker.
     """
     mark = marks.get(table)
     return None if mark == own_mark else mark

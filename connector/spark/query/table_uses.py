@@ -75,7 +75,11 @@ class _UseReader:
         )
 
     def _read_node(self, node: Node) -> set[int]:
-        """Read a node and the nodes below it, and return the markers of its tables."""
+        """Read a node and the nodes below it, and return the markers of its tables.
+
+        Nodes that only pass on columns (`_PASSING`) use no column. A projection uses only the columns from which it
+        computes new values, because any other column counts only where a node above uses it.
+        """
         self._nodes_left -= 1
         if self._nodes_left < 0:
             raise _PlanTooLarge
@@ -115,7 +119,10 @@ class _UseReader:
                 self._columns[self._marks[number]].add(name)
 
     def _read_aggregate(self, node: Node, child_marks: set[int]) -> None:
-        """Add the grouping keys and the aggregates of an aggregation to the uses of the tables."""
+        """Add the grouping keys and the aggregates of an aggregation to the uses of the tables.
+
+        An aggregate of an expression is added without a column name to every table below the node.
+        """
         for key in to_list(node.groupingExpressions()):
             for number, name in self._catalyst.list_references(key):
                 for mark in self._find_marks(number, name, child_marks):

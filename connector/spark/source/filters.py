@@ -118,6 +118,11 @@ def _is_nan(literal: object) -> bool:
 
 
 def _compare_list(column: Column, values: Sequence[object], negated: bool) -> Expression:
+    """Return IN or, with `negated`, NOT IN. NaN in the list becomes a separate predicate, because IN never matches it.
+
+    Raises:
+        _Unfit: A value has another type than the column, or the list contains only nulls.
+    """
     literals = [_to_literal(column, value) for value in values if value is not None]
     if not literals:
         raise _Unfit
@@ -137,7 +142,11 @@ def _compare_null_safe(column: Column, value: object, negated: bool) -> Expressi
 
 
 def _to_literal(column: Column, value: object) -> object:
-    """Return the value in the JSON form of the column's type."""
+    """Return the value in the JSON form of the column's type.
+
+    Raises:
+        _Unfit: The value has another type than the column. A bool is an int in Python, so it is checked first.
+    """
     kind = column.type if isinstance(column.type, str) else ""
     match value:
         case bool() if kind == "boolean":

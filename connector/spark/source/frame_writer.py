@@ -68,7 +68,10 @@ def install() -> None:
 
 
 def _dispatch(original: Callable[..., None], replacement: Callable[..., None]) -> Callable[..., None]:
-    """Return a method of DataFrameWriter that calls `replacement` for the format `seamark`, else `original`."""
+    """Return a method of DataFrameWriter that calls `replacement` for the format `seamark`, else `original`.
+
+    `save` and `saveAsTable` may set the format by an argument, which is the second argument if it has no name.
+    """
 
     @functools.wraps(original)
     def method(writer: DataFrameWriter, *arguments: Any, **keywords: Any) -> None:
@@ -211,7 +214,15 @@ def save(
 
 
 def _read_arguments(options: Mapping[str, str], mode: str) -> dict[str, Any]:
-    """Return the arguments of `frames.writes.write` for these options."""
+    """Return the arguments of `frames.writes.write` for these options.
+
+    Args:
+        options: The options of the writer, with names in lower case.
+        mode: The mode of the writer. Modes that change rows by key (`KEYED`) have other options than all others.
+
+    Raises:
+        InvalidRequest: Options cannot be combined, or a value is unknown.
+    """
     arguments: dict[str, Any] = {"branch": options.get("branch", MAIN)}
     if mode in KEYED:
         arguments |= {key: _parse_list(options[key]) for key in ("keys", "columns") if key in options}
@@ -298,7 +309,10 @@ def make_catalog_hint(first_level: str, catalog_names: Sequence[str]) -> str:
 
 
 def _explain_not_found(spark: SparkSession, target: _Target, message: str) -> str:
-    """Add the right table name to the message if both the name and the option `uri` select a server."""
+    """Return the message of a table that was not found, with the right name if the name begins with a catalog.
+
+    With the option `uri`, the server is already known, so the name must not contain a catalog of the session.
+    """
     if target.table[0] in list_catalogs(spark):
         table_name = join_name(target.table[1:])
         return (

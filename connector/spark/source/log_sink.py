@@ -53,7 +53,10 @@ def writes_log(raw_options: Mapping[str, str]) -> bool:
 
 @dataclass
 class RowsMessage(WriterCommitMessage):
-    """The rows of a task as an Arrow IPC stream, with their table and streaming query."""
+    """The rows of a task as an Arrow IPC stream, with their table and streaming query.
+
+    Spark sends it from the task to the driver, which appends the rows of all tasks.
+    """
 
     rows: bytes
     table_uuid: str
@@ -112,7 +115,13 @@ class LogWriter(DataSourceStreamArrowWriter):
         return RowsMessage(_encode([batch for batch in iterator if batch.num_rows]), self._options.table_uuid, query_id)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Append the rows of all tasks to the log in one request."""
+        """Append the rows of all tasks to the log in one request.
+
+        The query and the number of the batch identify the append, so a repeated commit writes nothing.
+
+        Raises:
+            InvalidRequest: The server refuses the rows, or the table has later batches of the query.
+        """
         task_messages = [message for message in messages if isinstance(message, RowsMessage)]
         if any(message.table_uuid != self._options.table_uuid for message in task_messages):
             raise InvalidRequest(

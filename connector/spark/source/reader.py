@@ -146,7 +146,11 @@ class Options:
         return self.changes or self.start is not None or self.end is not None
 
     def with_fresh_rows(self) -> Options:
-        """Return options that include the rows that wait for a flush, unless an option selects a snapshot."""
+        """Return options whose reads include rows of the log that are not yet in data files.
+
+        The options are returned unchanged if they select a snapshot or a range of snapshots, because a snapshot does
+        not contain such rows.
+        """
         if self.at != CURRENT or self.incremental:
             return self
         return replace(self, client=self.client.with_fresh_rows(self.after))
@@ -221,7 +225,13 @@ def check_schema(schema: spark_types.StructType, table: OpenTable) -> spark_type
 
 
 class RowReader:
-    """Reads the rows of a Spark task. Instances are pickled for the tasks."""
+    """Reads the rows of a Spark task. Spark pickles it to send it to its workers.
+
+    Args:
+        table: The table at the snapshot that is read.
+        schema: The columns to return. They may include the column with the kind of a change, which is not stored.
+        where: The filter of the rows.
+    """
 
     def __init__(self, table: OpenTable, schema: spark_types.StructType, where: Expression) -> None:
         names = [name for name in schema.fieldNames() if name != CHANGE_TYPE]
@@ -346,7 +356,10 @@ class StreamReader(DataSourceStreamReader):
         return _encode_offset(self._options.start if source_table.snapshot_id is None else source_table.snapshot_id)
 
     def partitions(self, start: dict[str, str], end: dict[str, str]) -> Sequence[InputPartition]:
-        """Return the tasks of a batch. Their rows have the schema that the table had at the start of the stream."""
+        """Return the tasks of a batch. Their rows have the schema that the table had at the start of the stream.
+
+        Without a start, the batch has all rows of the table. Otherwise, it has the rows that were appended since then.
+        """
         options, first_id, last_id = self._options, _decode_offset(start), _decode_offset(end)
         if last_id is None or first_id == last_id:
             return []
@@ -389,7 +402,11 @@ def _decode_offset(offset: Mapping[str, str]) -> int | None:
 def _choose_for_limit(
     snapshot_changes: Iterator[SnapshotChange], limit: int, where: Expression
 ) -> list[SnapshotChange]:
-    """Return the first changes that together certainly have at least `limit` rows, or all changes."""
+    """Return the first changes that together certainly have at least `limit` rows, or all changes.
+
+    A file with a filter, deletes or selected rows counts as 0 rows, because the number of its remaining rows is
+    unknown.
+    """
     chosen_changes: list[SnapshotChange] = []
     rows = 0
     for change in snapshot_changes:

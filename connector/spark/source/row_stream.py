@@ -115,7 +115,10 @@ class RowStreamReader(DataSourceStreamReader):
         return {_POSITION: self._reads.locate("latest")}
 
     def partitions(self, start: dict[str, str], end: dict[str, str]) -> Sequence[InputPartition]:
-        """Return the tasks of a batch, with the schema at the start of the stream."""
+        """Return the tasks of a batch, with the schema at the start of the stream.
+
+        The batch is divided into steps of the log. A step is either a range of the log's rows, or committed files.
+        """
         position, end_position = _read_position(start), _read_position(end)
         tasks: list[InputPartition] = []
         columns = {field.name: field for field in self._table.schema.fields}

@@ -47,7 +47,7 @@ class CandidateRows:
     """The stored rows that a statement can change. Row r is the row `positions[r]` of the file `tasks[files[r]]`.
 
     Attributes:
-        values: The needed columns, and `PLACE`.
+        values: The needed columns, and the column `PLACE` with the index r of each row.
         read: The paths of the files that were read to locate rows.
     """
 
@@ -75,8 +75,17 @@ def locate_by_keys(
 ) -> CandidateRows:
     """Return the stored rows with these keys.
 
+    The values of key columns are taken from the keys, so that only the other columns are read from files.
+
+    Args:
+        client: The client of the table's server.
+        source_table: The table.
+        keys: The keys.
+        names: The columns to return.
+        limits: The limits of the statement.
+
     Raises:
-        NotLocated: Too many rows would have to be read.
+        NotLocated: Too many rows would have to be read, or an index has rows that are not stored.
     """
     if keys.count and find_record_index(source_table.metadata, keys.fields) is None:
         _check_read(

@@ -70,7 +70,11 @@ def collect_rows(catalyst: Catalyst, builder: PlanBuilder, plan: Node, role: str
     """Evaluate a plan. Collect its rows on the driver if their types permit it. Otherwise, store them in Spark.
 
     Args:
+        catalyst: Access to the plan.
+        builder: Builds plans in the session.
+        plan: The plan. Columns with equal names are renamed while it runs, because Arrow needs distinct names.
         role: The name that the error message uses for the rows.
+        rows_max: The maximum number of rows. One more row is read, which shows whether there are more.
 
     Raises:
         NotLocated: There are more than `rows_max` rows.

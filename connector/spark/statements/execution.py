@@ -73,7 +73,8 @@ class ExecutedStatement:
     """The result of a statement, and the way in which it ran.
 
     Attributes:
-        path: `located`, `indexed` (an INSERT OVERWRITE by Seamark's writers) or `iceberg`.
+        path: `located` (Seamark changes the rows that it has located), `indexed` (an INSERT OVERWRITE by Seamark's
+            writers) or `iceberg` (Spark runs the statement with Iceberg).
         reason: The reason why this path was chosen.
         report: The changes that Seamark made, or None.
         frame: The result of the statement.
@@ -194,6 +195,11 @@ class _Overwrite:
             return StatementExplanation(INDEXED, self.reason)
 
     def commit(self) -> WriteReport:
+        """Write the rows and commit them.
+
+        Every error for which certainly nothing was committed becomes `_Unprepared`, so that Iceberg runs the statement.
+        A refusal whose outcome is unknown (`left_open`) is raised unchanged.
+        """
         with _convert_to_unprepared():
             options = self._read_options()
         try:
@@ -269,7 +275,11 @@ class _LocatedStatement:
     # Preparation
 
     def _evaluate(self) -> None:
-        """Evaluate the source of a MERGE, or the subqueries of a condition, so that later steps use the same rows."""
+        """Evaluate the source of a MERGE, or the subqueries of a condition, so that later steps use the same rows.
+
+        If Spark keeps the rows of a subquery, or if the subquery is not deterministic, its rows also replace it in the
+        query. Otherwise, it can be run again with the same result.
+        """
         source, condition = self._statement.source, self._statement.condition
         if source is not None:
             self._source = self._collect(source, "source")
@@ -294,7 +304,11 @@ class _LocatedStatement:
             self._inserted = True
 
     def _prepare(self, source_table: OpenTable, target: WriteTarget) -> RowChange:
-        """Locate the rows, compute the changes and write their files."""
+        """Locate the rows, compute the changes and write their files.
+
+        The rows are located by keys or by a filter. If the condition is true for exactly the rows with the keys, no
+        condition is evaluated on them, and a DELETE reads no columns. Otherwise, Spark runs the query on these rows.
+        """
         mode = self._check_mode(source_table, target)
         keys_or_filter = self._find_keys_or_filter(source_table)
         if isinstance(keys_or_filter, KeyValues):
@@ -354,7 +368,14 @@ class _LocatedStatement:
         return mode
 
     def _find_keys_or_filter(self, source_table: OpenTable) -> KeyValues | Expression:
-        """Return the keys or the filter that select the stored rows that the statement can change."""
+        """Return the keys or the filter that select the stored rows that the statement can change.
+
+        A MERGE needs keys from its ON clause. Other statements use the first of these that exists: keys with a record
+        index, a filter that the server plans, and keys without an index.
+
+        Raises:
+            NotLocated: The condition gives neither keys nor a filter.
+        """
         columns = self._match_columns(source_table)
         condition = self._statement.condition
         if self._statement.kind == MERGE:

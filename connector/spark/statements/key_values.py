@@ -34,6 +34,8 @@ class KeyValues:
     """The values that a condition requires in some columns.
 
     Attributes:
+        columns: The columns of the changed table.
+        make_plan: A function that returns the plan of the values. It is called only if the values are needed.
         numbers: For each column, the id of the attribute with its values, or None if they come from another expression.
     """
 
@@ -69,6 +71,10 @@ def find_join_keys(
     Return None if the condition compares no column of the target for equality with a value of the source.
 
     Args:
+        catalyst: Access to the plan.
+        builder: Builds plans in the session.
+        condition: The condition of the join.
+        columns: The columns of the target, by the ids of their attributes.
         outputs: The ids of the source's attributes.
         source: A function that returns a plan of the source's rows.
     """
@@ -90,7 +96,11 @@ def find_join_keys(
 def find_condition_keys(
     catalyst: Catalyst, builder: PlanBuilder, condition: Node, columns: Mapping[int, SparkColumn]
 ) -> list[KeyValues]:
-    """Return the values that each part of a condition requires in columns of the target."""
+    """Return the values that each part of a condition requires in columns of the target.
+
+    A part is an equality with a constant, IN with constants, or IN with a subquery. The values are exact only if the
+    condition has no other part.
+    """
     key_values = []
     parts = catalyst.list_operands(condition, "And")
     is_only_part = len(parts) == 1
@@ -138,7 +148,15 @@ def _project_values(
     *,
     is_exact: bool,
 ) -> KeyValues:
-    """Return the values of these expressions, by the column of the target that equals the value."""
+    """Return key values that are computed from the rows of a plan.
+
+    Args:
+        catalyst: Access to the plan.
+        builder: Builds plans in the session.
+        pairs: The expressions of the values, by the column of the target that equals the value.
+        child: A function that returns the plan of the rows.
+        is_exact: Whether the condition compares nothing but these values.
+    """
 
     def make_plan() -> Node:
         return builder.project([builder.name_output(value, column.name) for column, value in pairs.items()], child())

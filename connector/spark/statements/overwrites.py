@@ -78,7 +78,14 @@ class OverwriteStatement:
         return {"mode": OVERWRITE, "where": self._read_condition(source_table)}
 
     def _read_condition(self, source_table: OpenTable) -> str | bool:
-        """Return the filter of the rows to replace as SQL, or True for all rows."""
+        """Return the filter of the rows to replace as SQL, or True for all rows.
+
+        Spark reads the PARTITION clause as a condition. It selects whole partitions only if it consists of equalities
+        of identity partitions.
+
+        Raises:
+            NotLocated: The condition has another form.
+        """
         condition = self._command.deleteExpr()
         if self._catalyst.find_kind(condition) == "Literal" and bool(condition.value()):
             return True

@@ -90,6 +90,7 @@ class PlanBuilder:
         """Return a conjunction with some of its operands replaced.
 
         Args:
+            condition: The conjunction, or a condition without AND.
             parts: Pairs of an operand and its replacement.
         """
         for old, new_part in parts:
@@ -138,6 +139,7 @@ class PlanBuilder:
         """Return the plan in which new nodes replace old nodes. Subqueries do not change.
 
         Args:
+            plan: The root of the plan.
             replacements: Pairs of an old node and its new node.
         """
         for old, new_node in replacements:

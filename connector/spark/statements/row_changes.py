@@ -108,6 +108,8 @@ class ChangeQuery:
         """Run the query on located rows. If the statement fails, the error is Spark's error.
 
         Args:
+            candidates: The located rows, which replace all stored rows in the query.
+            source_table: The table.
             replacements: Further nodes of the query to replace, as pairs of the old node and the new node.
         """
         return self._run_query(
@@ -129,6 +131,10 @@ class ChangeQuery:
         """Run a MERGE without its join. Its ON must be true for exactly the pairs of rows with equal keys.
 
         Args:
+            candidates: The located rows, with the index of the key of each row.
+            source_table: The table.
+            source: The rows of the source, which the driver has collected.
+            pairs_max: The maximum number of pairs.
             keys: The index of the key of each source row, as int64[rows]. It is -1 if a row has no key.
 
         Returns:
@@ -163,7 +169,18 @@ class ChangeQuery:
         source_rows: pa.Table,
         marks: Mapping[int, str],
     ) -> Node:
-        """Return the rows of the join: columns of the stored rows and their marks, then columns of the source."""
+        """Return the rows of the join: columns of the stored rows and their marks, then columns of the source.
+
+        The driver has already matched the rows, so row r of the stored columns belongs to row r of the source.
+
+        Args:
+            join: The join of the query, whose attributes the result has.
+            fields: The fields of the stored columns.
+            stored_columns: The columns of the stored rows, and a last column that is true for a stored row.
+            source: The collected source, for its attributes.
+            source_rows: The matched rows of the source.
+            marks: The kinds of the marks, by the ids of their attributes (`_find_marks`).
+        """
         kinds = [field.dataType for field in fields] + [spark_types.BooleanType()]
         kinds += [field.dataType for field in source.schema.fields]
         names = [f"c{number}" for number in range(len(kinds))]
@@ -181,6 +198,7 @@ class ChangeQuery:
     def _find_marks(self, join: Node, kind: str) -> dict[int, str] | None:
         """Return the kinds of the marks that the stored rows have in the join, by the ids of attributes.
 
+        A mark is a column that Spark adds to the stored rows of a MERGE: true for each row, or the number of the row.
         Return None if the join has an unknown form.
         """
         if kind in (_INNER, _RIGHT_OUTER):
@@ -238,7 +256,11 @@ class ChangeQuery:
         return {number: by_name[name] for number, name in attributes if name in by_name}
 
     def _run_query(self, source_table: OpenTable, new: Sequence[tuple[Node, Node]]) -> ChangedRows:
-        """Run the query with these nodes replaced, and return the changes in its result."""
+        """Run the query with these nodes replaced, and return the changes in its result.
+
+        The result has a row for each change, with the operation in a column. If the query only appends rows, it has no
+        such column, and all its rows are new. An UPDATE both deletes the old row and adds the new row.
+        """
         query = self._builder.replace_nodes(self._statement.query, new)
         names = [field.name for field in source_table.schema.fields]
         if self._statement.appends:
@@ -264,7 +286,10 @@ class ChangeQuery:
         )
 
     def _convert_for_spark(self, values: pa.Table, schema: Schema) -> tuple[list[spark_types.StructField], list[Any]]:
-        """Return the fields and the columns of stored rows, with the types that Spark needs."""
+        """Return the fields and the columns of stored rows, with the types that Spark needs.
+
+        Columns that the table does not have, such as `PLACE` and `_row_id`, are 64-bit integers.
+        """
         by_name = {field.name: field for field in schema.fields}
         fields, columns = [], []
         for name in values.column_names:
@@ -302,6 +327,11 @@ def build_deletion(candidates: CandidateRows) -> ChangedRows:
 
 def match_rows(stored_ordinals: Longs, source: Longs, pairs_max: int) -> tuple[Longs, Longs] | None:
     """Return the pairs of a stored row and a source row with equal keys. A key of -1 is not equal to any key.
+
+    Args:
+        stored_ordinals: The index of each stored row's key.
+        source: The index of each source row's key.
+        pairs_max: The maximum number of pairs.
 
     Returns:
         The positions of the paired rows in `stored_ordinals` and in `source`, each as int64[pairs]. None if there are
@@ -344,7 +374,19 @@ def write_changes(
     target: WriteTarget,
     mode: str,
 ) -> RowChange:
-    """Write the files of a change. If an error occurs, delete the written files."""
+    """Write the files of a change. If an error occurs, delete the written files.
+
+    An updated row is counted both as deleted and as new, so the report subtracts the updated rows from both.
+
+    Args:
+        spark: The session.
+        changes: The deleted and the new rows.
+        candidates: The located rows.
+        scope: The filter of the rows that the change depends on. The commit fails if other writers have changed them.
+        source_table: The table at the snapshot that was read.
+        target: The table with the settings with which files are written.
+        mode: `copy-on-write` or `merge-on-read`.
+    """
     matched_files = candidates.group_by_file(changes.deleted)
     deleted_rows = sum(len(file.positions) for file in matched_files)
     new = changes.new

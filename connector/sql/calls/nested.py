@@ -55,6 +55,11 @@ def _read_position(argument: exp.Expr, node: exp.Expr) -> int:
 def _translate_map_value(
     expressions: Expressions, node: exp.Expr, value: SqlValue, scope: NameScope, *, is_safe: bool
 ) -> SqlValue:
+    """Translate the access to a value of a map by a key of the same type.
+
+    A key that does not exist gives null if `is_safe` is true, as in `element_at`, and an error otherwise. Float keys
+    are not translated, because DuckDB compares NaN and the two zeros differently.
+    """
     assert value.type.key is not None
     assert value.type.element is not None
     if len(node.expressions) != 1:
@@ -84,7 +89,10 @@ def _translate_cardinality(expressions: Expressions, node: exp.Expr, scope: Name
 
 
 def _translate_contains(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
-    """Translate `contains`. It is null if the array has nulls, and no element is equal to the value."""
+    """Translate `contains`. It is null if the array has nulls, and no element is equal to the value.
+
+    DuckDB's aggregate `count` leaves nulls out, so a count below the length of the array shows that it has nulls.
+    """
     check_args(node, frozenset(("this", "expression", "ensure_variant")))
     array, value = expressions.translate_values([node.this, node.expression], scope)
     element = array.type.element

@@ -156,7 +156,7 @@ def _translate_bound(bound: exp.Expr | str | None, side: str | None) -> tuple[st
 
 
 def translate_sort_key(value: SqlValue, node: exp.Expr) -> str:
-    """Return a key of ORDER BY. Nulls are last in both directions, unless the statement has NULLS FIRST."""
+    """Return a key of ORDER BY in DuckDB's SQL. Nulls are last in both directions, unless it has NULLS FIRST."""
     if not value.type.is_comparable:
         raise UnsupportedInDuckDB(f"{describe(node)}: values of the type {value.type} cannot be sorted")
     direction = "DESC" if node.args.get("desc") else "ASC"

@@ -54,7 +54,10 @@ _KEY_BYTES = 500
 
 
 class _FileKey(NamedTuple):
-    """The identity of the groups of a data file."""
+    """The identity of the groups of a data file, by which they are cached.
+
+    It has the fields of the file and the id of the definition of the cube from which the groups are computed.
+    """
 
     table_uuid: str
     definition_id: str
@@ -163,6 +166,10 @@ def _compute_groups(
     table: OpenTable, table_uuid: str, cube: IndexDefinition, file: ScanTask, dimensions: Dimensions
 ) -> pa.RecordBatch | None:
     """Return the groups of a data file, or None if they cannot be computed, or are not much fewer than its rows.
+
+    The groups are computed in the way in which the server builds the cube's entry of a file (its groups in an index
+    file). The parameter `shrink` is the minimum number of rows for each group. It is smaller here than in a build,
+    because groups in memory need not be written and read.
 
     Raises:
         OSError: The file cannot be read.

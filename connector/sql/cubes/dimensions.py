@@ -28,7 +28,7 @@ def remove_tables(
         sources: The references to tables in `tree`, by their numbers.
         tables: The references to tables in the translation without a cube.
         tables_at_snapshots: The tables at the snapshots that the query reads, in the order of `tables`.
-        facts: The number of the reference that is read as groups.
+        facts: The number of the reference that is read as groups. Its table is called the facts.
         cube: The definition of the cube.
     """
     joined_tables = {}

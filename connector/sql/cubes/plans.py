@@ -185,7 +185,12 @@ def _choose(
     """Return the cube that answers a query: a cube of the largest table with the fewest dimensions, if possible.
 
     Args:
+        tree: The query.
+        query: The translation that reads rows.
+        tables: The tables of `query`, in the order of its references.
         cubes: The cubes of the tables, each with the number of its table.
+        now: The time at which the statement runs.
+        floats: Whether sums of floats and averages of integers may be used (`translate_over_cube`).
 
     Raises:
         NotFromCube: No cube can answer the query. The message has the reason for each cube.
@@ -308,6 +313,7 @@ def _find_condition(reads: Sequence[PlannedTableRead], cube: IndexDefinition, cu
         def find_dimension_number(
             predicate: Bound, attributes: Mapping[str, str] = attributes, fields: Mapping[int, str] = fields
         ) -> int | None:
+            """Return the number of the cube's dimension with the column that a predicate compares, or None."""
             # The columns of dimensions in the groups are named d0, d1 ….
             column = attributes.get(fields.get(predicate.column_id, ""))
             return None if column is None else int(column[1:])
@@ -328,8 +334,7 @@ def _select_groups(batch: pa.RecordBatch, condition: Expression, columns: Sequen
 
 
 def _count_removed_rows(tasks: Sequence[ScanTask]) -> int:
-    """Return the number of rows that are read to find the deleted rows of files.
-
+    """Return the number of rows that are read to find the deleted rows of files. It is at most the rows of the files.
     Equality deletes are compared with each row of a file. A position delete file contains the positions of the deleted
     rows, and may apply to several data files.
     """

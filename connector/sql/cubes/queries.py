@@ -440,7 +440,16 @@ class _CubeTranslation(Translation):
     def _translate_table(
         self, node: exp.Table, alias: exp.Expr | None, outer: NameScope
     ) -> tuple[str, tuple[VisibleColumn, ...]]:
-        """Return the union that replaces the facts. Only dimensions are visible as its columns."""
+        """Return the union that replaces the facts. Only dimensions are visible as its columns.
+
+        The facts are the table that is read as groups. The union has the groups and the rows of files without groups.
+        Any other table is translated unchanged.
+
+        Args:
+            node: The reference to a table.
+            alias: The alias of the reference, or None.
+            outer: The scope of the enclosing query.
+        """
         number = self._numbers_by_node[id(node)]
         source, fields = super()._translate_table(node, alias, outer)
         self._tables_by_number[number] = self.tables[-1]
@@ -479,7 +488,8 @@ class _CubeTranslation(Translation):
     def _join_replaced(self, table: ReplacedTable, outer: NameScope) -> Iterator[VisibleColumn]:
         """Join a replaced table to the rows of files that the cube does not cover, and yield its attributes.
 
-        The key of the table is unique, because otherwise no entry would exist. Therefore the join repeats no row.
+        A replaced table is a joined table whose attributes the groups contain. Its key is unique, because otherwise no
+        entry (the groups of a file) would exist. Therefore the join repeats no row.
         """
         source, fields = self._translate_table(table.node, table.node.args.get("alias"), outer)
         stored_fields = {field.stored[1]: field for field in fields if field.stored is not None}
@@ -516,6 +526,11 @@ class _CubeTranslation(Translation):
     # Aggregates
 
     def _translate_function(self, expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
+        """Translate a function. An aggregate of rows becomes an aggregate of the partial aggregates in the groups.
+
+        Raises:
+            NotFromCube: The cube does not have the partial aggregates of an aggregate.
+        """
         # In ORDER BY, the name of an output takes precedence over a column of the table.
         outputs = {field.name for field in scope.fields if field.stored is None}
         is_aggregate = isinstance(node, exp.Filter | exp.CountIf) or type(node) in _FUNCTIONS
@@ -649,7 +664,7 @@ def _count_value(value: str) -> str:
 
 
 def _truncate(unit: str, value: SqlValue) -> str:
-    """Return the truncated time in DuckDB's SQL, with the type of the value."""
+    """Return the truncated time in DuckDB's SQL, with the type of the value. A time with a zone is truncated in UTC."""
     source = f"CAST({value.sql} AS TIMESTAMP)" if value.type == ZONED else value.sql
     return f"CAST(date_trunc('{unit}', {source}) AS {name_duckdb_type(value.type)})"
 
@@ -664,6 +679,7 @@ def _sum_type(kind: SqlType) -> SqlType:
 
 
 def _combine_extremes(function: str, value: SqlValue) -> SqlValue:
+    """Return the minimum or maximum of the minima or maxima in the groups. For DuckDB, NaN is the largest value."""
     if value.type.is_float and function == MAX:  # NaN is the result only if all values are NaN.
         numbers = f"max(CASE WHEN isnan({value.sql}) THEN NULL ELSE {value.sql} END)"
         return SqlValue(f"coalesce({numbers}, max({value.sql}))", value.type)
@@ -680,7 +696,10 @@ def _combine_sum(partial: str, kind: SqlType) -> SqlValue:
 
 
 def _combine_average(partial: str, count: str, kind: SqlType) -> SqlValue:
-    """Return the average of values of type `kind`, computed from partial sums and counts."""
+    """Return the average of values of type `kind`, computed from partial sums and counts.
+
+    With NULLIF, the average of no values is null instead of a division by zero.
+    """
     if kind.name == "decimal":
         counts = SqlValue(f"CAST(nullif(sum({count}), 0) AS DECIMAL(19, 0))", as_decimal(BIGINT))
         return divide_decimals(sum_decimals(SqlValue(partial, _sum_type(kind))), counts, kind)

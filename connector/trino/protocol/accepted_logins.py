@@ -90,6 +90,7 @@ class AcceptedLogins:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _ask_trino(self, login: bytes, coordinator: Coordinator, headers: CIMultiDict[str]) -> bool:
+        """Send a request with the login to Trino, and remember the login for a time if Trino accepts it."""
         try:
             async with await self._send("GET", coordinator, LOGIN_PATH, headers) as response:
                 status = response.status

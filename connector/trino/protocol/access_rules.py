@@ -98,6 +98,10 @@ def check_access(answer: bytes, inputs: PlanInputs) -> RuleDecision:
     Args:
         answer: Trino's response to `GET /v1/query/{id}?pruned=true`.
         inputs: The tables and columns by which files were pruned.
+
+    Returns:
+        The decision. It is `UNKNOWN` if the response does not describe all these tables. In an EXPLAIN, any rule
+        forbids pruning, because the shown files may reveal hidden rows.
     """
     try:
         query = convert_json(answer, _Query)

@@ -49,6 +49,10 @@ class Breaker:
         self._failures, self._backoff_s, self._open_until_s, self._is_trial = 0, BACKOFF_S, None, False
 
     def record_failure(self) -> None:
+        """Record a failed call. The breaker opens after `FAILURES_MAX` failures, or after the failure of a trial.
+
+        After each failed trial, it stays open for twice as long.
+        """
         if self._open_until_s is not None and not self._is_trial:
             return  # The failed call started before the breaker opened.
         self._failures += 1

@@ -182,7 +182,11 @@ class Forwarder:
         """Send a request, and return the coordinator's response. Its body has not been read.
 
         Args:
+            method: The HTTP method.
+            coordinator: The coordinator that receives the request.
             target: The escaped path and query, as the client sent them.
+            headers: The headers that the coordinator receives.
+            body: The body of the request, or None.
         """
         url = URL(coordinator.url + target, encoded=True)
         return await self._session.request(method, url, headers=headers, data=body, allow_redirects=False)
@@ -332,6 +336,7 @@ def _drop_headers(headers: CIMultiDictProxy[str], names: Iterable[str]) -> CIMul
 
 
 def _make_own_address(request: web.BaseRequest) -> str:
+    """Return the address and port at which the proxy received the request. An IPv6 address is in brackets."""
     sock: Any = request.transport.get_extra_info("sockname") if request.transport is not None else None
     if not sock:
         raise asyncio.CancelledError  # The client has closed the connection.

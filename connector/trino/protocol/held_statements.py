@@ -148,7 +148,11 @@ class FollowedStatement:
     ) -> TrinoResponse | Failure:
         """Follow a statement's responses until Trino has planned it.
 
-        Return the response for the client, or the failure after which the original can be sent.
+        Responses are read ahead until Trino has started to read files. The returned response is the last response
+        before that, so the client still receives all rows.
+
+        Returns:
+            The response for the client, or the failure after which the original can be sent.
         """
         answer, results = await _read_first_answer(first, headers)
         if answer.status in _TOO_LARGE_STATUSES:
@@ -178,7 +182,10 @@ class FollowedStatement:
         return await self._apply_rules(answer)
 
     def _start_judging(self) -> None:
-        """Start to read the access rules concurrently with the next response, when Trino has analysed the statement."""
+        """Start to read the access rules concurrently with the next response, when Trino has analysed the statement.
+
+        If an earlier attempt has ended without a decision, start another attempt.
+        """
         if self._judge is None or self._decision is not RuleDecision.UNKNOWN:
             return
         if self._decision_task is not None and self._decision_task.done():
@@ -269,6 +276,7 @@ def _has_started(results: _Results) -> bool:
 
 
 def _may_retry_original(error: _Error) -> bool:
+    """Return whether the original statement may succeed, because neither a user nor a lack of resources ended it."""
     return error.error_name not in _ENDED_BY_USERS and error.error_type != _LACKS_RESOURCES
 
 

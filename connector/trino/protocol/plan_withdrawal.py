@@ -65,7 +65,9 @@ class PlanWithdrawal:
         self._task: asyncio.Task[None] | None = None
 
     def note(self, plan: PlanSnapshotRef, requested_s: float) -> None:
-        """Record a plan that the catalog has returned.
+        """Record a plan that the catalog has returned, so that it is withdrawn when no statement needs it.
+
+        If the plan was withdrawn after it was requested, it no longer exists. It is then recorded as withdrawn.
 
         Args:
             plan: The plan.
@@ -84,7 +86,8 @@ class PlanWithdrawal:
     async def take(self, plans: Iterable[PlanSnapshotRef]) -> None:
         """Reserve the plans that a statement will read.
 
-        After an error or a cancellation, no plan is reserved.
+        The lease of a plan that is unknown or withdrawn is renewed, after the end of a running withdrawal. After an
+        error or a cancellation, no plan is reserved.
 
         Raises:
             ClientError: The lease of a withdrawn plan cannot be renewed.
@@ -151,7 +154,10 @@ class PlanWithdrawal:
                 await self._withdraw_plans(name, ids[start : start + _WITHDRAWN_PLANS_PER_REQUEST])
 
     async def _withdraw_plans(self, name: Name, ids: list[int]) -> None:
-        """Withdraw the plans of a table or view that no statement uses."""
+        """Withdraw the plans of a table or view that no statement uses. A lease of 0 seconds withdraws a plan.
+
+        A statement that reserves a plan in the meantime waits for the event of the withdrawal.
+        """
         states = {plan: state for plan_id in ids if (state := self._plans.get(plan := (name, plan_id))) is not None}
         unused_plans = {plan: state for plan, state in states.items() if not state.statements}
         event = asyncio.Event()

@@ -34,7 +34,14 @@ _PARTITION_FILTER_PROPERTY = re.compile(rf"\.\s*{PARTITION_FILTER}\s*=\s*(?!fals
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """The session of a statement."""
+    """The session of a statement, as its headers declare it.
+
+    Attributes:
+        catalog: The catalog of names without a catalog.
+        schema: The schema of names without a schema.
+        off: Whether the session has switched rewriting off.
+        prepared: The texts of the prepared statements, by name.
+    """
 
     catalog: str = ""
     schema: str = ""

@@ -328,6 +328,7 @@ async def run_in_process(job: StatementJob, *, authorities: str | None = None) -
     """Run a statement in a new process. If the task is cancelled, kill the process.
 
     Args:
+        job: The statement and the server. It is sent to the process as JSON on its standard input.
         authorities: The path of a PEM file with the certificate authorities of the server's certificate.
     """
     environment = {"OMP_NUM_THREADS": "1", **({} if authorities is None else {"SEAMARK_CA": authorities})}
@@ -353,6 +354,9 @@ async def run_in_process(job: StatementJob, *, authorities: str | None = None) -
 
 async def _check_rights(request: Requested, send: Send, judge: Judge | None) -> None:
     """Check that Trino accepts the client's statements, and that no access rule forbids the job.
+
+    Trino validates a statement that needs the same right as the job, without running it: an UPDATE of dropped columns,
+    or `optimize` for any other job.
 
     Raises:
         NotAllowed: Trino refuses a statement, or a rule forbids the job.
@@ -425,6 +429,7 @@ def find_base_url(headers: CIMultiDict[str], coordinator: Coordinator) -> str:
 
     Args:
         headers: The headers that the coordinator receives.
+        coordinator: The coordinator, whose path prefix is removed from the URL.
     """
     prefix = headers.get("X-Forwarded-Prefix", "").removesuffix(coordinator.prefix)
     return f"{headers['X-Forwarded-Proto']}://{headers['X-Forwarded-Host']}{prefix}"
