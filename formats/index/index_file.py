@@ -159,9 +159,9 @@ class FilesTable:
         )
 
     def encode(self, alignment: int) -> list[Part]:
-        """Encode blob 0.
+        """Encode the table as blob 0, the first blob of an index file.
 
-        It is padded with zeros, so that the next blob begins at a multiple of `alignment` in the file.
+        Zeros follow the table, so that the next blob begins at a multiple of `alignment` bytes in the file.
         """
         arrays = [array.reshape(-1).view(np.uint8).data for array in (self.ids, self.records, self.sizes)]
         checksum = 0
@@ -175,7 +175,7 @@ class FilesTable:
 
     @staticmethod
     def decode(blob: Part, location: str) -> FilesTable:
-        """Decode blob 0. The result refers to the bytes of the blob.
+        """Decode the table from blob 0, the first blob of an index file. The result refers to the bytes of the blob.
 
         Raises:
             Corrupt: A length or a checksum is wrong.
@@ -248,12 +248,12 @@ def assemble_index_file(
 
     Args:
         definition: The id of the index definition.
-        kind: The type of the kind's blob.
+        kind: The name of the index kind.
         files: The data files.
         blob: The parts of the kind's blob, which are consumed while the file is written.
         table_uuid: The UUID of the table.
         field_ids: The field ids of the indexed columns.
-        level: The level of the file among the merged files.
+        level: 0 for a new file. Each merge of files adds 1.
     """
     kind_type, fields = f"seamark-{kind}-v{KINDS[kind].version}", tuple(field_ids)
     properties = {
@@ -379,7 +379,7 @@ def _read_number(properties: dict[str, str], name: str, location: str) -> int:
 
 
 def read_files(blob: Part, header: IndexHeader) -> FilesTable:
-    """Read the files table from blob 0, and compare it with the footer."""
+    """Read the table of data files from `blob`, the first blob of an index file, and compare it with the footer."""
     table = FilesTable.decode(blob, header.location)
     if (len(table), table.rows) != (header.files, header.rows):
         counts = f"{len(table)} files of {table.rows} rows"

@@ -96,10 +96,10 @@ class _Leaf(NamedTuple):
 
     Attributes:
         number: The index of the column in the file.
-        path: The name of the column, joined by dots.
+        path: The names of the column and of the columns that contain it, joined by dots.
         width: The memory of a value in bytes, without the bytes of a string.
         by_dictionary: Whether pyarrow reads the column as a dictionary.
-        expands: Whether pyarrow copies repeated values, which can have any length.
+        expands: Whether pyarrow copies a repeated value for each row, although values can have any length.
     """
 
     number: int
@@ -230,7 +230,12 @@ class BoundedParquet:
     def _read_table(
         self, file: pq.ParquetFile, number: int, names: list[str], leaves: Sequence[_Leaf]
     ) -> tuple[pa.Table, int]:
-        """Return a row group, and the bytes that were charged for it."""
+        """Return a row group, and the bytes of memory that were charged to the budget for it.
+
+        The size of the pages is charged before pyarrow reads them, and the rest of the table's size after that. If
+        pyarrow copies repeated values, the table can be much larger than the pages. In this case, it is read in batches
+        that certainly fit into the rest of the budget.
+        """
         group = self._footer.groups[number]
         pages = [self._read_pages(group, leaf.number) for leaf in leaves]
         charged_bytes = sum(column_pages.plain_bytes for column_pages in pages) + group.rows * sum(
@@ -275,7 +280,10 @@ class BoundedParquet:
         return leaves
 
     def _has_dictionaries(self, number: int, column: pq.ColumnSchema) -> bool:
-        """Return whether pyarrow can read a byte array column as a dictionary."""
+        """Return whether pyarrow can read a byte array column as a dictionary.
+
+        It cannot do this for delta encodings, which no row group may use, and for some logical types.
+        """
         if column.logical_type.type not in _DICTIONARY_TYPES:
             return False
         try:
@@ -287,7 +295,10 @@ class BoundedParquet:
             raise Unreadable(self._path, f"the footer is broken: {error}") from None
 
     def _read_pages(self, group: RowGroup, number: int) -> _Pages:
-        """Return the page sizes of a column chunk, which has the index `number` in its row group."""
+        """Return the page sizes of the column chunk with the index `number` in its row group.
+
+        The metadata of the chunk are read only to check them.
+        """
         if group.has("encrypted")[number]:
             raise EncryptedFile(self._path, "the file has encrypted columns, and no keys were given")
         begin, size = int(group.begins[number]), int(group.read_values("packed_bytes")[number])

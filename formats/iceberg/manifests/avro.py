@@ -137,7 +137,11 @@ class _Reader:
         return piece
 
     def read_long(self, field: str) -> int:
-        """Read a zig-zag varint of at most 64 bits."""
+        """Read a zig-zag varint of at most 64 bits: seven bits per byte, the lowest first. The last bit is the sign.
+
+        Args:
+            field: What the number is, for errors.
+        """
         value = shift = 0
         for byte in self._data[self._position : self._position + _VARINT_BYTES_MAX]:
             value |= (byte & 0x7F) << shift
@@ -211,7 +215,10 @@ def _inflate_zstandard(block: memoryview, limit: int) -> bytes:
 
 
 def _inflate_snappy(block: memoryview, limit: int) -> bytes:
-    """Decompress a block in Snappy's format. The big-endian CRC32 of the result follows the block."""
+    """Decompress a block in Snappy's format. The big-endian CRC32 of the result follows the block.
+
+    A block begins with its decompressed size, seven bits per byte. The size is checked before memory is allocated.
+    """
     if len(block) < 1 + _SNAPPY_CHECKSUM_BYTES:
         raise EOFError("a snappy block has at least 5 bytes")
     compressed = block[:-_SNAPPY_CHECKSUM_BYTES]

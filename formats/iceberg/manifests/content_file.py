@@ -124,8 +124,8 @@ def _find_partition_type(metadata: TableMetadata, field: PartitionField) -> str:
 def compute_decimal_size(kind: str) -> int:
     """Return the number of bytes of a decimal type in Avro (spec: appendix A).
 
-    It is the smallest number that is sufficient for every unscaled value of the type. A truncated value can be a step
-    below the minimum of the precision; it usually fits too.
+    It is the smallest number that is sufficient for every unscaled value of the type. The transform `truncate` rounds
+    down, so its result can be less than the lowest value of the type. It usually fits too.
     """
     greatest: int = 10 ** values.get_decimal_precision(kind) - 1
     return greatest.bit_length() // 8 + 1  # One more bit is the sign.
@@ -401,7 +401,10 @@ def _check_vector(file: ContentFile, version: int) -> None:
 
 
 def _check_statistics(file: ContentFile, metadata: TableMetadata) -> None:
-    """Check the split offsets, and the counts and bounds of columns, which must be columns of the table."""
+    """Check the split offsets, and the counts and bounds of columns.
+
+    A column must be in a schema of the table. It is first searched in the current schema, which is faster.
+    """
     if file.referenced_data_file is not None:
         _check_text("referenced-data-file", file.referenced_data_file)
     offsets = file.split_offsets or ()
@@ -437,13 +440,19 @@ def _check_bounds(file: ContentFile, kinds: Mapping[int, Type]) -> None:
     lower_bounds = _decode_bounds("lower-bounds", file.lower_bounds, kinds)
     upper_bounds = _decode_bounds("upper-bounds", file.upper_bounds, kinds)
     for column, (kind, lower_bound) in lower_bounds.items():
-        # Java's writers order UUIDs as two signed halves.
+        # Java's writers order UUIDs as two signed halves, so their lower bound can have the greater bytes.
         if column in upper_bounds and kind != "uuid" and lower_bound > upper_bounds[column][1]:
             raise ValueError(f"lower-bounds: the bound of column {column} is above its upper bound")
 
 
 def _decode_bounds(name: str, bounds: dict[int, bytes] | None, kinds: Mapping[int, Type]) -> dict[int, tuple[str, Any]]:
-    """Return the type and the value of each comparable bound, by column id."""
+    """Return the type and the value of each comparable bound, by column id.
+
+    Args:
+        name: The name of the field, for errors.
+        bounds: The encoded bounds by column id.
+        kinds: The types of the columns by id. Bounds of opaque types, whose order is not defined, are left out.
+    """
     typed_bounds = {}
     for column, data in (bounds or {}).items():
         kind = kinds[column]

@@ -166,7 +166,7 @@ def _check_entry(entry: ManifestEntry, spec_id: int, content: int, version: int)
 
 
 def _to_writable_entry(entry: ManifestEntry) -> ManifestEntry:
-    """Return the entry. If it is added, remove its first row id, which the commit assigns."""
+    """Return the entry. If it is added, remove the first row id of its file, because the commit assigns row ids."""
     if entry.status != ADDED or entry.file.first_row_id is None:
         return entry
     file = msgspec.structs.replace(entry.file, first_row_id=None)
@@ -270,7 +270,10 @@ def write_manifest_list(
 
 
 def _check_listed(manifest: ManifestFile, version: int) -> None:
-    """Check that a manifest has all values that a manifest list of a format version requires."""
+    """Check that a manifest has all values that a manifest list of a format version requires.
+
+    From version 2 on, the counts of files and rows are required. Lists of version 1 may lack them.
+    """
     path = manifest.manifest_path
     if version == 1 and manifest.content != DATA_MANIFEST:
         raise ValueError(f"{path}: a table of format version 1 has no delete manifests")
@@ -305,6 +308,11 @@ def assign_first_row_ids(manifests: Sequence[ManifestFile], next_row_id: int) ->
 
 def decode_listed(data: bytes, manifest: ManifestFile, *, with_deleted: bool = False) -> DecodedManifest:
     """Decode a manifest to columns.
+
+    Args:
+        data: The bytes of the manifest.
+        manifest: The manifest, as its manifest list describes it.
+        with_deleted: Whether entries with the status DELETED are kept.
 
     Raises:
         Corrupt: The manifest is damaged, or its length differs from the manifest list.

@@ -120,11 +120,11 @@ class HashSet:
 
 @dataclass(frozen=True)
 class DeletedKeys:
-    """The keys of an equality delete file.
+    """The keys of an equality delete file, twice, because engines differ in whether -0.0 equals 0.0.
 
     Attributes:
-        exact: The keys.
-        with_equal_zeros: The keys with both zeros treated as equal, or None if no column has floats.
+        exact: The keys, in which -0.0 and 0.0 differ.
+        with_equal_zeros: The keys with 0.0 instead of -0.0, or None if no column has floats.
     """
 
     exact: HashSet
@@ -178,7 +178,10 @@ def decode_delete_content(data: bytes | memoryview, file: DeleteFile, columns: C
 
 
 def _decode_positions(data: bytes | memoryview, file: DeleteFile, budget: Budget) -> Positions:
-    """Decode a position delete file."""
+    """Decode a position delete file, which lists paths of data files and positions of deleted rows.
+
+    Its columns have reserved field ids. In a file without field ids, the columns are found by name.
+    """
     try:
         parquet = BoundedParquet(pa.BufferReader(data), file.path, budget)
         budget.take(_POSITION_BYTES * max(0, parquet.rows), file.path)

@@ -122,7 +122,7 @@ class KeySet:
         if self.kind == kind:
             return self
         codes = self.distinct.codes
-        # The keys are decimals with more than 18 digits, which all have the same length.
+        # Both types are decimals with more than 18 digits, whose keys have the same form.
         if codes is None and not has_codes(kind):
             return KeySet(kind, self.distinct)
         if codes is not None and has_codes(kind):
@@ -138,7 +138,10 @@ class KeySet:
         return KeySet(kind, Distinct(np.array(new_codes, dtype=np.uint64)))
 
     def mark_keys(self, distinct: Distinct) -> Bytes:
-        """Return 1 for each key that is in the set, otherwise 0, as uint8[n]. The n keys must be ascending."""
+        """Return 1 for each key that is in the set, otherwise 0, as uint8[n]. The n keys must be ascending.
+
+        Keys of bytes are compared by their hashes, so a key outside the set is marked if its hash equals another hash.
+        """
         if distinct.codes is not None:
             return self._mark_codes(distinct.codes)
         assert distinct.starts is not None

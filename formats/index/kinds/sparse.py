@@ -44,10 +44,11 @@ class SparseMemory:
 
     def fill(self, offset: int, data: bytes) -> None:
         """Store bytes that were read at `offset`. Bytes that are already stored stay unchanged."""
+        # The list is complete before the loop changes the filled ranges.
         for start, end in list(self._find_gaps(offset, offset + len(data))):
             self.memory[start:end] = data[start - offset : end - offset]
             self._add_range(start, end)
-            self.filled_bytes += end - start + mmap.PAGESIZE
+            self.filled_bytes += end - start + mmap.PAGESIZE  # A part can begin and end within a page of memory.
 
     def _find_gaps(self, start: int, end: int) -> Iterator[Range]:
         """Yield the start and the end of each part between `start` and `end` that has not been read."""
