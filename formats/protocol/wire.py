@@ -194,6 +194,7 @@ def check_namespace(path: tuple[str, ...]) -> tuple[str, ...]:
         raise BadRequest(f"The namespace has {len(path):,} levels; the limit is {LEVELS_MAX:,}")
     for level in path:
         check_name(level, "namespace level")
+    # A shorter path cannot exceed the limit, even if each character is percent-encoded.
     if sum(map(len, path)) + len(path) > _SHORT_PATH_CHARACTERS:
         encoded_characters = len(quote(NAMESPACE_SEPARATOR.join(path), safe=""))
         if encoded_characters > PATH_CHARACTERS_MAX:
@@ -250,7 +251,7 @@ def check_path_separator(separator: str) -> None:
 
 
 def check_new_name(name: str, subject: str) -> str:
-    """Check the name of a new entry, and return it. It must not have the form of a plan table's name.
+    """Check the name of a new table, view or function, and return it. It must not contain the mark of plan tables.
 
     Raises:
         BadRequest: The name is invalid.

@@ -134,7 +134,10 @@ def _parse_checked(text: str, subject: str, refused_marks: tuple[tuple[str, str]
 
 
 def _check_segments(path: str, subject: str, shown_location: str) -> None:
-    """Check that no reader can find an empty segment, `.` or `..` in a path."""
+    """Check that no reader can find an empty segment, `.` or `..` in a path.
+
+    Readers may decode percent escapes several times, so the path is checked after each decoding.
+    """
     if not path:
         return
     if "" in path.split("/"):
@@ -166,7 +169,12 @@ def make_location_key(location: Location) -> str:
 
 
 def make_canonical_key(location: Location, path: str) -> str:
-    """Return the key of a location whose path, without symbolic links, is `path`."""
+    """Return the key of a location, which is equal for all spellings that a reader treats as the same location.
+
+    Args:
+        location: The location.
+        path: Its path without symbolic links. Percent escapes are decoded repeatedly, because readers may decode twice.
+    """
     for _ in range(_DECODE_ROUNDS_MAX):
         path = unquote(path)
     rules = STORAGES[location.scheme]

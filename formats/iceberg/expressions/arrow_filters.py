@@ -108,7 +108,7 @@ def check_filter(expression: Expression) -> None:
 def _find_matches(predicate: Bound, column: pa.Array) -> Mask:
     """Return which values match the predicate, as bool[rows].
 
-    In comparisons of Iceberg's Java library, NaN is greater than all numbers, so some operators also match NaN.
+    NaN is greater than all numbers here, so `>` and `>=` also match NaN.
 
     Args:
         predicate: The predicate.

@@ -117,7 +117,16 @@ class _Parser:
         raise _make_error(path, f"unknown type of expression: {kind!r}")
 
     def _parse_junction(self, json: dict[str, object], kind: str, path: _Path, depth: int) -> Expression:
-        """Parse a chain of equal junctions in a loop."""
+        """Parse a junction, and nested junctions of the same kind, as one junction.
+
+        Clients write a long AND as a deep chain of pairs. The loop parses the chain without recursion.
+
+        Args:
+            json: The object of the outer junction.
+            kind: "and" or "or".
+            path: The position of the object, for errors.
+            depth: The nesting level of the object.
+        """
         children: list[Expression] = []
         # Nodes are parsed from left to right. The stack contains the nodes that are not parsed yet, with the next node
         # on top.
@@ -219,7 +228,11 @@ def _read_kind(json: dict[str, object], path: _Path) -> str:
 
 
 def _read_term(json: object, path: _Path) -> tuple[str, str]:
-    """Return the name of a term's column, and the term's transform."""
+    """Return the name of a term's column, and the term's transform.
+
+    A term is the name of a column, a reference to a column, or a transform of such a term. Clients differ in the field
+    of a reference that has the name.
+    """
     if isinstance(json, str):
         return json, IDENTITY
     if not isinstance(json, dict):

@@ -17,7 +17,7 @@ MEASURE_HOURS_DEFAULT = 24
 
 @dataclass(frozen=True)
 class AutoAdvicePolicy:
-    """The limits of automatic changes of a table.
+    """The limits of the changes that Seamark makes to a table by itself, on the basis of its own advice.
 
     Attributes:
         bytes_per_day: The maximum number of bytes that all changes of 24 hours read and write.

@@ -142,7 +142,13 @@ def fill_field_ids(spec: PartitionSpec, ids: Iterable[int]) -> PartitionSpec:
 def assign_field_ids(spec: PartitionSpec, existing_specs: Iterable[PartitionSpec], last_field_id: int) -> PartitionSpec:
     """Assign ids to the fields of a spec.
 
-    A field gets the id of an equal field in `existing_specs`, otherwise the next free id (spec, version 2).
+    A field gets the id of an equal field in `existing_specs`, otherwise the next free id (spec, version 2). An id is
+    used only once in a spec, even if two of its fields are equal.
+
+    Args:
+        spec: The spec. Existing ids of its fields stay.
+        existing_specs: The other specs of the table.
+        last_field_id: The highest id that was assigned before.
     """
     known_ids = {(field.sources, field.transform): field.field_id for old in existing_specs for field in old.fields}
     ids: list[int] = []
@@ -174,6 +180,7 @@ def check_names(spec: PartitionSpec, schema: Schema) -> None:
         if field.name in seen_names:
             raise BadRequest(f"Cannot use partition name more than once: {field.name}")
         seen_names.add(field.name)
+        # A field can have the name of its source column, or any name if its source column was dropped.
         column = schema.find_column_by_name(field.name)
         if column is not None and column.id not in field.sources and schema.column(field.sources[0]) is not None:
             raise BadRequest(f"Cannot create identity partition sourced from different field in schema: {field.name}")

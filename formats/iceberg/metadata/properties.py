@@ -107,6 +107,10 @@ def configures_client(name: str) -> bool:
 def check_client_properties(properties: Mapping[str, str], subject: str) -> None:
     """Check that properties do not configure a client's catalog, and that their names are not too long.
 
+    Args:
+        properties: The properties.
+        subject: The owner of the properties, for errors.
+
     Raises:
         BadRequest: A property is refused. The message names it.
     """

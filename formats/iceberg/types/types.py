@@ -164,7 +164,12 @@ def _is_timestamp(value: object, type_name: str) -> bool:
 
 
 def _fits_nanoseconds(timestamp: datetime, value: str) -> bool:
-    """Return whether the number of nanoseconds of a time has 64 bits."""
+    """Return whether the nanoseconds of a time since 1970 fit into 64 bits.
+
+    Args:
+        timestamp: The time without its fraction beyond microseconds.
+        value: The text of the time, which can have nine digits of a fraction.
+    """
     fraction = re.search(r"[.,](\d{1,9})", value)
     seconds = timestamp.replace(microsecond=0, tzinfo=None).isoformat()
     fraction_digits = "" if fraction is None else fraction[1]
