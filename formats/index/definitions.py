@@ -370,7 +370,13 @@ def check_name(name: str) -> str:
 def parse_definition(
     definition_id: str, schema: Schema, older_schemas: Iterable[Schema] = (), *, name: str = ""
 ) -> IndexDefinition:
-    """Parse the id of a definition, which an index file contains.
+    """Parse the id of a definition, which an index file contains. The id is the canonical JSON of the definition.
+
+    Args:
+        definition_id: The id.
+        schema: The current schema of the table.
+        older_schemas: All schemas of the table, for columns that were dropped.
+        name: The name of the returned definition, which the id does not contain.
 
     Raises:
         BadRequest: The id is not a definition for this table.
@@ -414,7 +420,10 @@ def _build_definition(
     state: Any,
     measures: Sequence[Measure] = (),
 ) -> IndexDefinition:
-    """Check the parts of an index definition, and return it."""
+    """Check the parts of an index definition, and return the definition without a name mapping.
+
+    The kind and the state can be any JSON values, because they come from a property of the table.
+    """
     index_kind = KINDS.get(kind) if isinstance(kind, str) else None
     if index_kind is None:
         hint = "; the table's partition spec defines indexes of this kind" if kind == BUCKET else ""
@@ -509,7 +518,14 @@ def _check_number(parameter: IndexParameter, value: Any) -> float:
 
 
 def _read_definition(name: str, text: str, schema: Schema, schemas: tuple[Schema, ...]) -> IndexDefinition:
-    """Parse the value of a property `seamark.index.<name>`, as JSON or in the short form."""
+    """Parse the value of a property `seamark.index.<name>`, as JSON or in the short form, such as `bitmap(c)`.
+
+    Args:
+        name: The name of the index.
+        text: The value of the property.
+        schema: The current schema of the table.
+        schemas: All schemas of the table, for columns that were dropped.
+    """
     if len(text) > TEXT_MAX:
         raise BadRequest(f"The definition has {len(text)} characters; the limit is {TEXT_MAX} characters")
     if not text.lstrip().startswith("{"):

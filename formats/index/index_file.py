@@ -92,7 +92,13 @@ class FilesTable:
 
     @staticmethod
     def from_columns(ids: Words, records: Words, sizes: Words, paths: Sequence[str]) -> FilesTable:
-        """Create a table of some data files.
+        """Create a table of some data files. Each argument has a value for each file.
+
+        Args:
+            ids: The ids of the files, two numbers each (`compute_file_ids`).
+            records: The numbers of rows.
+            sizes: The sizes in bytes.
+            paths: The paths. They are stored compressed, with their lengths before them.
 
         Raises:
             ValueError: The arguments have different lengths.
@@ -280,7 +286,7 @@ def _describe_writer() -> str:
 
 
 def _compute_checksum(properties: dict[str, str], kind_type: str, fields: tuple[int, ...]) -> str:
-    """Return the CRC-32 of the footer's content, as 8 hexadecimal digits.
+    """Return the CRC-32 of the footer's properties, blob type and field ids, as 8 hexadecimal digits.
 
     Offsets and lengths are not included, because they are checked separately.
     """
@@ -356,7 +362,9 @@ def _find_supported_version(kind: str, *, is_files_table: bool) -> int | None:
 
 
 def _check_layout(footer: Footer, footer_offset: int, location: str) -> None:
-    """Check that two blobs without compression and with equal fields fill the file from the magic to the footer.
+    """Check that the two blobs of an index file follow each other and fill the file up to the footer.
+
+    They must have no compression, and must be about the same columns.
 
     Raises:
         Corrupt: The file has another layout.

@@ -215,7 +215,10 @@ class PackedColumn:
         return self.read_array(self.packed.codes, f"<f{self.packed.width}", self.rows).astype(np.float64)
 
     def read_key(self, row: int) -> int | float | bytes | None:
-        """Return the value of a row in the form of `encode_key`, or None if it is absent."""
+        """Return the value of a row in the form of `encode_key`, or None if it is absent.
+
+        An integer is stored as its distance from the base. If the width is 0, all values equal the base.
+        """
         packed_values = self.packed
         if packed_values.presence != NONE and not self._memory[packed_values.presence + row // 8] >> (row % 8) & 1:
             return None

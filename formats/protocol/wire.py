@@ -147,8 +147,8 @@ def fold_name(name: str) -> str:
 def fold_path(path: str) -> str:
     """Return the path of a file without differences in case and in the composition of letters.
 
-    Some file systems ignore these differences. A segment with more than 255 characters is not changed, because no file
-    can have this name.
+    Some file systems ignore these differences. Letters are composed again after the case is folded, because folding can
+    decompose them. A segment with more than 255 characters is not changed, because no file can have this name.
     """
     return "/".join(
         unicodedata.normalize("NFC", unicodedata.normalize("NFC", segment).casefold())
@@ -251,7 +251,9 @@ def check_path_separator(separator: str) -> None:
 
 
 def check_new_name(name: str, subject: str) -> str:
-    """Check the name of a new table, view or function, and return it. It must not contain the mark of plan tables.
+    """Check the name of a new table, view or function, and return it.
+
+    It must not contain the mark of plan tables, which are read-only tables with the files of a scan plan.
 
     Raises:
         BadRequest: The name is invalid.
@@ -265,7 +267,7 @@ def check_new_name(name: str, subject: str) -> str:
 
 
 def check_changeable(name: str) -> str:
-    """Check that the name is not that of a plan table, and return it.
+    """Check that the name is not that of a plan table, a read-only table with the files of a scan plan. Return it.
 
     Raises:
         BadRequest: The name belongs to a plan table, which is read-only.
@@ -276,7 +278,10 @@ def check_changeable(name: str) -> str:
 
 
 def is_plan_name(name: str) -> bool:
-    """Return whether the name has the form of a plan table's name."""
+    """Return whether the name has the form of a plan table's name.
+
+    A plan table is a read-only table with the files of a scan plan.
+    """
     return PLAN_MARK in name and _PLAN_NAME.fullmatch(name) is not None
 
 

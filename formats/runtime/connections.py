@@ -309,7 +309,11 @@ class Connection(RequestHandler):
         )
 
     def _stop_waiting(self, request_count: int) -> None:
-        """Close the connection if no header has arrived since the timer was started."""
+        """Close the connection if no header has arrived since the timer was started.
+
+        Args:
+            request_count: The number of requests of the connection when the timer was started.
+        """
         self._header_timer = None
         if request_count != self._request_count or self.transport is None:
             return
@@ -354,6 +358,9 @@ class Connection(RequestHandler):
         """Abort the connection if the client has not read any part of the answer.
 
         A slow client is not interrupted, because a large answer may need several times the limit.
+
+        Args:
+            previous_bytes: The number of bytes that waited to be sent when the timer started.
         """
         self._send_timer = None
         if self._count_buffered_bytes() <= previous_bytes - _PROGRESS_BYTES:

@@ -265,7 +265,13 @@ def create_server_tls(certificate: Path, key: Path) -> ssl.SSLContext:
 
 
 def _make_server_context(certificate: Path, key: Path) -> ssl.SSLContext:
-    """Return the TLS context of a server, or raise an error that names the file with the problem."""
+    """Return the TLS context of a server.
+
+    The files are first read separately, because the error of the TLS library does not name the file.
+
+    Raises:
+        ConfigError: A file cannot be read, or the files do not match. The message names the file with the problem.
+    """
     for path, file_kind in ((certificate, "certificate"), (key, "key")):
         try:
             path.read_bytes()

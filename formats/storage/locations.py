@@ -109,7 +109,13 @@ def parse_object(text: str, subject: str = "The location") -> Location:
 
 
 def _parse_checked(text: str, subject: str, refused_marks: tuple[tuple[str, str], ...]) -> Location:
-    """Parse a location in which the marks in `refused_marks` are not allowed."""
+    """Parse and check a location.
+
+    Args:
+        text: The location.
+        subject: The beginning of error messages, such as "The location".
+        refused_marks: The marks that the location must not contain, such as `?`, each with its name.
+    """
     if len(text) > LOCATION_CHARS_MAX:
         raise BadRequest(f"{subject} has {len(text)} characters; the limit is {LOCATION_CHARS_MAX} characters")
     shown_location = repr(text if len(text) <= _SHOWN_MAX else text[:_SHOWN_MAX] + "…")

@@ -462,7 +462,16 @@ class _Binder:
         raise BadRequest(f"Cannot find column '{name}' in the table's schemas{self._suggest_similar_names(name)}")
 
     def _find_column(self, schema: Schema, position: int, name: str) -> Column | None:
-        """Return the column with a name in a schema, whose index in the schemas is `position`, or None."""
+        """Return the column with a name in a schema, or None.
+
+        For names without case, the names of each schema are converted to lower case once, and are kept by the index of
+        the schema.
+
+        Args:
+            schema: The schema.
+            position: The index of the schema in the list of schemas.
+            name: The full name of the column.
+        """
         if self._case_sensitive:
             return schema.find_column_by_name(name)
         columns_by_lower_name = self._columns_by_lower_name.get(position)

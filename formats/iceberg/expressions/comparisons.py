@@ -270,6 +270,11 @@ def resolve_literals(expression: Expression, schema: Schema, schemas: Iterable[S
 
     The result is true for at least the same rows.
 
+    Args:
+        expression: The unbound expression. A typed literal is a literal with the type that the client gave it.
+        schema: The schema in which names of columns are looked up first.
+        schemas: All schemas of the table. The newest is searched first.
+
     Raises:
         BadRequest: A predicate with a typed literal names an unknown column.
     """
@@ -279,7 +284,11 @@ def resolve_literals(expression: Expression, schema: Schema, schemas: Iterable[S
     comparisons = Comparisons((schema, *other_schemas))
 
     def resolve(node: Expression, negated: bool) -> Expression:
-        """Return the node, or its negation, without typed literals."""
+        """Return the node, or its negation, without typed literals.
+
+        A negation is moved to the predicates, because a converted predicate may match more rows. Its negation would
+        then match too few rows.
+        """
         match node:
             case Not(child):
                 return resolve(child, not negated)

@@ -220,7 +220,10 @@ def _render_path(path: _Path) -> str:
 
 
 def _read_kind(json: dict[str, object], path: _Path) -> str:
-    """Return the `type` of an object: an operator unchanged, and other types in lower case with hyphens."""
+    """Return the `type` of an object: an operator unchanged, and other types in lower case with hyphens.
+
+    A missing type, or a type that is no text, raises the error of `_read_text`.
+    """
     kind = json.get("type")
     if isinstance(kind, str):
         return kind if kind in _OPS else kind.lower().replace("_", "-")
@@ -295,7 +298,8 @@ def to_transform_json(expression: Expression) -> Any:
     """Encode a bound expression as JSON in which each term is a transform.
 
     A column becomes its identity transform, which does not change the meaning. Java's readers skip row groups by
-    predicates on columns, but not by predicates on transforms (`ParquetMetricsRowGroupFilter.handleNonReference`).
+    predicates on columns, but not by predicates on transforms (`ParquetMetricsRowGroupFilter.handleNonReference`). So
+    clients that receive this form read whole files.
     """
     match expression:
         case Bound(name=name, transform=transform):
@@ -311,7 +315,13 @@ def to_transform_json(expression: Expression) -> Any:
 def _nest_in_pairs(
     kind: str, children: tuple[Expression, ...], encode: Callable[[Expression], Any] = encode_expression
 ) -> Any:
-    """Return the JSON of a junction as a balanced binary tree."""
+    """Return the JSON of a junction as a balanced binary tree, because a junction in JSON has two children.
+
+    Args:
+        kind: "and" or "or".
+        children: The children of the junction.
+        encode: The function that encodes a child.
+    """
     if len(children) == 1:
         return encode(children[0])
     middle = len(children) // 2

@@ -307,7 +307,8 @@ def _project_predicate(predicate: Bound, field: PartitionField) -> Expression:
 def _project_same_transform(predicate: Bound, field: PartitionField, properties: _TransformProperties) -> Expression:
     """Return the inclusive projection of a predicate whose transform is the same as the field's.
 
-    The result is the same predicate on the field. It also matches the results that old writers rounded up.
+    The result is the same predicate on the field. It also matches results that old writers stored as other values:
+    results before 1970 that were rounded up by 1, and truncated ints that overflowed.
     """
     op, values = predicate.op, predicate.values
     if properties.stored_as_int is not None and op not in _NULL_OPS:

@@ -251,7 +251,10 @@ def find_end_of_prefix(prefix: Prefix) -> Prefix | None:
 
 
 def _merge_ranges(ranges: list[Range]) -> list[Range]:
-    """Return the ranges in ascending order. Adjacent and overlapping ranges are merged."""
+    """Return the ranges in ascending order. Adjacent and overlapping ranges are merged.
+
+    Ranges without a lower limit are first. A range without an upper limit contains all later ranges.
+    """
     ranges_without_low = [span for span in ranges if span.low is None]
     merged_ranges: list[Range] = []
     for span in ranges_without_low + sorted(

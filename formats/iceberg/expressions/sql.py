@@ -518,7 +518,13 @@ class _Reader(Comparisons):
         return term
 
     def _parse_sized_transform(self, function: str, arguments: list[Any], qualified: bool) -> ComparedTerm | None:
-        """Return the transform of `bucket(4, id)` (Spark) or `bucket(id, 4)` (Trino), or None for other arguments."""
+        """Return the transform of `bucket(4, id)` (Spark) or `bucket(id, 4)` (Trino), or None for other arguments.
+
+        Args:
+            function: `bucket` or `truncate`.
+            arguments: The arguments: a column and a width, in any order.
+            qualified: Whether the function has a schema, like Spark's `system.truncate(…)`.
+        """
         if len(arguments) != 2 or None in arguments:
             return None
         widths = [parse_literal(argument) for argument in arguments]

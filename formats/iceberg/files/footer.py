@@ -343,6 +343,7 @@ def make_group_fields(
     fields[_GROUP_ROWS] = I64, rows
     fields[GROUP_OFFSET] = I64, offset
     fields[PACKED_TOTAL] = I64, packed_bytes
+    # The ordinal is an optional number of 16 bits, so a later row group has none.
     fields.pop(ORDINAL, None)
     fields.pop(SORTING, None)
     if ordinal <= _ORDINAL_MAX:

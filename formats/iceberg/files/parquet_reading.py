@@ -179,7 +179,7 @@ class BoundedParquet:
                 ):
                     self._budget.take(chunk.nbytes, self._path)
                     chunks_by_column[column_id].append(self._decode_dictionary(chunk))
-            self._budget.give_back(charged_bytes)
+            self._budget.give_back(charged_bytes)  # Only the copies of the requested rows stay in memory.
         return {
             column_id: self._to_chunked_array(chunks_by_column[column_id], column_paths[column_id])
             for column_id in column_paths
@@ -259,7 +259,11 @@ class BoundedParquet:
         return pa.Table.from_batches(batches, schema=batches[0].schema if batches else None), charged_bytes
 
     def _list_leaves(self, names: Sequence[str]) -> list[_Leaf]:
-        """Return the leaf columns that pyarrow reads for some column names, including everything inside a column."""
+        """Return the leaf columns that pyarrow reads for some column names, including everything inside a column.
+
+        Columns inside lists are refused, because their number of values is not the number of rows. Byte arrays without
+        a dictionary are marked, because pyarrow copies a repeated value for each row.
+        """
         schema, leaves = self._file.metadata.schema, []
         if any(len(group.chunks) != len(schema) for group in self._footer.groups):
             raise Unreadable(self._path, "the number of columns of a row group differs from the schema")
@@ -395,7 +399,7 @@ def _read_plain_footer(source: pa.NativeFile, path: str) -> bytes:
 
 
 def check_unsigned(footer: bytes, path: str) -> None:
-    """Check that a file with this footer has no encrypted columns.
+    """Check that a file with this footer has no encrypted columns. If it has some, the footer is usually signed.
 
     Without the keys of an encrypted column, pyarrow aborts the process when the column's metadata are requested.
 
@@ -412,6 +416,9 @@ def check_unsigned(footer: bytes, path: str) -> None:
 
 def _read_footer_bytes(source: pa.NativeFile, path: str, limit_bytes: int = FOOTER_LIMIT_BYTES) -> bytes:
     """Return the footer, or b"" if the file does not end like a Parquet file.
+
+    The end of the file is read first. It has the length of the footer, and usually contains the complete footer, so
+    that a second read is not necessary.
 
     Raises:
         Unreadable: The footer is encrypted, or larger than `limit_bytes`.
@@ -433,6 +440,9 @@ def _read_footer_bytes(source: pa.NativeFile, path: str, limit_bytes: int = FOOT
 
 def _estimate_footer_weight(footer: bytes, path: str, limit_bytes: int) -> int:
     """Return the approximate memory in bytes that pyarrow needs to decode the footer, or 0 for a small footer.
+
+    A malicious footer can state lists that are much larger than the footer itself, so the memory is estimated before
+    pyarrow decodes the footer.
 
     Raises:
         Unreadable: The decoded footer takes more than `limit_bytes` bytes.

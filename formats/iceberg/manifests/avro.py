@@ -55,7 +55,12 @@ class Container:
 
 
 def read_container(data: bytes | memoryview, location: str, *, inflated_limit_bytes: int) -> Container:
-    """Parse a complete file.
+    """Parse a complete Avro file: its header, and its blocks of rows, which are decompressed but not decoded.
+
+    Args:
+        data: The bytes of the file.
+        location: The location of the file, for errors.
+        inflated_limit_bytes: The maximum size of all decompressed blocks together.
 
     Raises:
         Corrupt: The file violates the specification. The message names `location`.

@@ -141,7 +141,11 @@ class Compiled:
 
 
 def compile_schema(schema: str, reader: RecordReader) -> Compiled:
-    """Return the program that reads the `reader` fields from rows of the writer's `schema`.
+    """Return the program that reads some fields from rows with the writer's schema.
+
+    Args:
+        schema: The writer's schema, as JSON.
+        reader: The requested fields.
 
     Raises:
         Corrupt: The schema is invalid, or its rows do not have the requested fields. The caller adds the file's
@@ -247,7 +251,11 @@ class _Compiler:
         return column
 
     def resolve(self, schema: Any, position: _SchemaPosition) -> tuple[str, Any, _SchemaPosition]:
-        """Return the type of a schema, its JSON object and its position, with names resolved and wrappers removed."""
+        """Return the type of a schema, its JSON object and its position.
+
+        A name is replaced by the type that it names, and an object that only wraps another type by this type. An error
+        record is read like a record.
+        """
         while True:
             if position.depth > _DEPTH_MAX:
                 raise self.make_error(position, f"nested deeper than {_DEPTH_MAX}")
@@ -338,7 +346,14 @@ class _Compiler:
         return _MINIMUM_SIZES[kind] if kind in _FIXED_SIZE_TYPES else 0
 
     def add_leaf(self, kind: str, schema: Any, leaf: Leaf, position: _SchemaPosition) -> int:
-        """Add the node of a value that is written to a column, and return its index."""
+        """Add the node of a value that is written to a column, and return the index of the node.
+
+        Args:
+            kind: The Avro type of the value.
+            schema: The JSON object of the type.
+            leaf: The requested column. Its class determines the accepted Avro types.
+            position: The position in the writer's schema.
+        """
         accepted_kinds = _ACCEPTED_TYPES[type(leaf)]
         if kind not in accepted_kinds:
             raise self.make_error(position, f"{' or '.join(accepted_kinds)} is expected, not {kind}")
@@ -494,7 +509,7 @@ class _Compiler:
         return self.add_node("array", position, 1, slot=slot, size=self.minimum_sizes[item], children=[item])
 
     def match_plain_map(self, items: Any, reader: ByColumn, position: _SchemaPosition) -> str | None:
-        """Return the operation for the usual layout of a map, or None for other layouts.
+        """Return the operation that reads a map with the usual layout in one step, or None for other layouts.
 
         In the usual layout, each record has an int and then a long or bytes, without nulls or other fields.
         """

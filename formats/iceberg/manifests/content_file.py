@@ -242,7 +242,11 @@ def _add_path_to_errors(path: str) -> Iterator[None]:
 
 
 def _decode_file(file_json: _FileJson, metadata: TableMetadata) -> ContentFile:
-    """Convert the parsed JSON of a file to a ContentFile."""
+    """Convert the parsed JSON of a file to a ContentFile.
+
+    Empty lists become None, which means the same. The sort order of position deletes is dropped, because the spec fixes
+    their order.
+    """
     content = _CONTENTS.get(file_json.content.lower().replace("_", "-"))
     if content is None:
         raise ValueError(f"content: {file_json.content!r} is not one of {', '.join(_CONTENTS)}")
@@ -333,7 +337,16 @@ def _parse_bounds(name: str, bounds: _Bounds | None) -> dict[int, bytes] | None:
 
 
 def _pair_columns(name: str, keys: Sequence[int], values: Sequence[Any]) -> Iterable[tuple[int, Any]]:
-    """Yield each column id with its value. Raise ValueError if the ids are not distinct, or some have no value."""
+    """Yield each column id with its value.
+
+    Args:
+        name: The name of the field, for errors.
+        keys: The column ids.
+        values: The values, in the order of the column ids.
+
+    Raises:
+        ValueError: The ids are not distinct, or their number differs from the number of values.
+    """
     if len(keys) != len(values):
         raise ValueError(f"{name}: the file has {len(keys)} keys, but {len(values)} values")
     if len(set(keys)) != len(keys):

@@ -186,6 +186,12 @@ def _make_map_field(name: str, field_id: int, key_id: int, value: str) -> AvroFi
     """Return the field of a map by column id.
 
     The keys are not strings, so Avro represents the map as an array of pairs (spec: appendix A).
+
+    Args:
+        name: The name of the field.
+        field_id: The field id of the map.
+        key_id: The field id of the keys. The field id of the values is the next number, as in the spec.
+        value: The Avro type of the values: "long" for counts, or "bytes" for bounds.
     """
     write = _encode_counts if value == "long" else _encode_bounds
     pair = [
@@ -328,7 +334,11 @@ def _make_partition_record(fields: Sequence[PartitionField], types: Sequence[str
 
 
 def _make_record(name: str, fields: Iterable[AvroField], format_version: int) -> tuple[Json, Write]:
-    """Return the schema of a record, and its encoder for objects that have the fields as attributes."""
+    """Return the schema of a record, and its encoder for objects that have the fields as attributes.
+
+    Only the fields of the format version are included. An optional field is a union of null and a type, so the number
+    of the branch precedes its value.
+    """
     version_fields = [field for field in fields if field.since <= format_version <= field.until]
     writers = [(field.get or attrgetter(field.name), field.write, field.optional) for field in version_fields]
 
@@ -491,7 +501,13 @@ _LEVELS = dict.fromkeys(("gzip", "deflate"), (-1, 9)) | dict.fromkeys(("zstd", "
 def write_container(schema: Json, rows: Iterable[bytes], header: Mapping[str, str], codec: Codec) -> bytes:
     """Return a complete Avro file with encoded rows.
 
-    Equal rows give equal bytes, because the sync marker is derived from the header.
+    Equal rows give equal bytes, because the sync marker between blocks is derived from the header.
+
+    Args:
+        schema: The Avro schema of the rows.
+        rows: The encoded rows.
+        header: The entries of the header, in addition to the schema and the codec.
+        codec: The name of the codec, and the function that compresses a block.
     """
     name, pack = codec
     entries = {**header, "avro.schema": msgspec.json.encode(schema).decode(), "avro.codec": name}

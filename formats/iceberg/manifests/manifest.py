@@ -545,7 +545,10 @@ class _DecodedRows:
         return [None if value == MISSING else value for value in self.read_long(name)[first:end].tolist()]
 
     def read_raw(self, spans: Spans, first: int, end: int) -> list[bytes | None]:
-        """Return the bytes of the spans of some rows, or None for null."""
+        """Return the bytes of the rows from `first` to `end` (exclusive), or None for null.
+
+        `spans` has the positions and the lengths of the texts of all rows.
+        """
         heap = self.container.heap.data
         return [
             None if length < 0 else bytes(heap[start : start + length])

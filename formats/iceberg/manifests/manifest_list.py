@@ -129,7 +129,15 @@ def _decode_partitions(
 
 
 def _decode_partition_column(values: PartitionFieldValues, kind: str, heap: bytes) -> list[Value | None]:
-    """Return the values of a field, converted to its current type (spec: "Schema Evolution")."""
+    """Return the values of a partition field, converted to its current type (spec: "Schema Evolution").
+
+    A column without values is not converted, because its stored type need not fit the current type.
+
+    Args:
+        values: The stored values.
+        kind: The current type.
+        heap: The bytes of stored texts and bytes.
+    """
     name = get_base_name(kind)
     if values.spans is not None:
         stored_values: list[Any] = _read_spans(values.spans, heap)

@@ -88,7 +88,7 @@ class TtlPolicy:
         rules = []
         for age_h in sorted(set(self.ages_h.values()), reverse=True):
             columns = tuple(column for column, age in self.ages_h.items() if age <= age_h)
-            # An age that is longer than the time since 1970 selects nothing, and would be too large for a date.
+            # Limit the age to the time since 1970, because an earlier time could be outside the range of dates.
             oldest_kept_time = _EPOCH + timedelta(milliseconds=now_ms) - timedelta(hours=min(age_h, now_ms // HOUR_MS))
             rules.append(
                 TtlRule(

@@ -111,7 +111,10 @@ def normalize_spec(spec: PartitionSpecInput) -> PartitionSpec:
 
 
 def _normalize_field(field: PartitionField) -> PartitionField:
-    """Return a field in canonical form. Raise BadRequest if it has no source column."""
+    """Return a field in canonical form. Raise BadRequest if it has no source column.
+
+    A single source column is always stored as `source_id`, and several columns as `source_ids`.
+    """
     sources = field.sources
     if not sources:
         raise BadRequest(f"Invalid partition field {field.name}: missing required field `source-id`")
@@ -221,7 +224,10 @@ def check_compatible(spec: PartitionSpec, schema: Schema) -> None:
 
 
 def _check_source(field: PartitionField, source_id: int, schema: Schema) -> None:
-    """Check that a partition field can be computed from a column. Raise BadRequest if it cannot."""
+    """Check that a partition field can be computed from a column. Raise BadRequest if it cannot.
+
+    The column must be primitive, and not inside a list or map, where it would have several values in a row.
+    """
     column = schema.column(source_id)
     if column is None:
         raise BadRequest(f"Cannot find source column for partition field: {field.describe()}")

@@ -143,7 +143,7 @@ def drop_reserved(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def parse_count(values: Mapping[str, str], name: str, default: int) -> int:
-    """Return a number from a summary or from properties.
+    """Return the number with the key `name` from a snapshot's summary or from properties.
 
     If the value is absent, or is not a number of up to 19 digits, the result is the default.
     """

@@ -336,7 +336,10 @@ def _check_column(column: Column) -> None:
 
 
 def _check_identifier(field_id: int, by_id: dict[int, Column]) -> None:
-    """Check that a column can be an identifier field. Raise BadRequest if it cannot."""
+    """Check that a column can be an identifier field (spec: "Identifier Field IDs"). Raise BadRequest if it cannot.
+
+    Identifier fields identify a row. So their values must exist, be comparable, and occur once in a row.
+    """
     column = by_id.get(field_id)
     if column is None:
         raise BadRequest(f"Cannot add fieldId {field_id} as an identifier field: field does not exist")

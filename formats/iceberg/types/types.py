@@ -111,7 +111,12 @@ _NANOSECOND_TIMES = "1677-09-21T00:12:43.145224192", "2262-04-11T23:47:16.854775
 
 
 def check_default(type_name: str, value: object, column: str) -> None:
-    """Check that a default is a JSON single value of a canonical primitive type.
+    """Check that the default of a column is a JSON single value of its type (spec, appendix D).
+
+    Args:
+        type_name: The canonical primitive type of the column.
+        value: The JSON of the default.
+        column: The name of the column, for errors.
 
     Raises:
         BadRequest: The value is not a single value of the type.

@@ -284,7 +284,10 @@ def _parse_double(number: float, kind: str) -> float:
 
 
 def _decode_text(name: str, kind: str, text: str) -> Value:
-    """Parse a JSON text as a value of the type `kind`, whose name without parameters is `name`."""
+    """Parse a JSON text as a value of the type `kind`, whose name without parameters is `name`.
+
+    A timestamp has an offset exactly if its type has a time zone, and the offset must be zero.
+    """
     match name:
         case "string":
             return text

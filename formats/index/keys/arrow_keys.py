@@ -154,9 +154,12 @@ def _make_empty_mask(rows: int) -> Mask | None:
 
 
 def _view_numbers(array: pa.Array, dtype: str, width: int = 1) -> npt.NDArray[Any]:
-    """Return the fixed-width values of an array without copying them, `width` items for each row.
+    """Return the fixed-width values of an array without copying them. The values of nulls are undefined.
 
-    The items of nulls are undefined.
+    Args:
+        array: The array, which can be a slice of a larger array.
+        dtype: The numpy type of an item.
+        width: The number of items of each value.
     """
     item_dtype = np.dtype(dtype)
     data = array.buffers()[1]
@@ -213,7 +216,7 @@ def _encode_floats(array: pa.Array, name: str, valid: Mask | None) -> tuple[Code
 def _read_integers(array: pa.Array, kind: str, name: str, valid: Mask | None) -> Longs:
     """Return the values of a type with integer values, int64[rows]. The values of nulls are undefined.
 
-    Callers must not write to the array.
+    Callers must not write to the array, because it may share the memory of the Arrow array.
     """
     arrow = array.type
     if name == "decimal" and pa.types.is_decimal(arrow):
@@ -295,7 +298,13 @@ def _split_halves(array: pa.Array, kind: str, valid: Mask | None) -> tuple[Longs
 
 
 def _refuse_values(is_wrong: Mask, valid: Mask | None, arrow: pa.DataType, kind: str) -> None:
-    """Check that only nulls are wrong.
+    """Check that only nulls are wrong, because the values of nulls are undefined.
+
+    Args:
+        is_wrong: The rows whose values cannot be represented.
+        valid: The rows that are not null, or None for all rows.
+        arrow: The Arrow type, for the message of the error.
+        kind: The Iceberg type, for the message of the error.
 
     Raises:
         ValueError: A row that is not null is wrong.

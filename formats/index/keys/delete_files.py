@@ -212,7 +212,10 @@ def _decode_positions(data: bytes | memoryview, file: DeleteFile, budget: Budget
 
 
 def _decode_keys(data: bytes | memoryview, file: DeleteFile, columns: Columns, budget: Budget) -> DeletedKeys:
-    """Decode an equality delete file."""
+    """Decode an equality delete file, whose rows are the keys of deleted rows.
+
+    The columns are found only by field id, because a wrong column would delete wrong rows.
+    """
     try:
         parquet = BoundedParquet(pa.BufferReader(data), file.path, budget)
         column_paths = find_columns(parquet.schema, [column_id for column_id, _ in columns])

@@ -42,7 +42,10 @@ class KeySpan:
         self.table: tuple[Words | None, int, int] | None = (
             (None, low, high - low + 1) if high - low < CODE_MAX else None
         )
-        """The table of bits (see `KeySet.table`)."""
+        """The table of bits (see `KeySet.table`).
+
+        The bits are None, because all of them are set. Without a table, the number of bits would exceed 64 bits.
+        """
         self._low, self._high = np.uint64(low), np.uint64(high)
 
     def mark_keys(self, distinct: Distinct) -> Bytes:
@@ -192,7 +195,7 @@ def _mark_members(sorted_values: npt.NDArray[np.uint64], values: npt.NDArray[np.
 
 
 def _encode_wide(unscaled_value: int) -> bytes:
-    """Return the key of a decimal with more than 18 digits."""
+    """Return the key of a decimal with more than 18 digits. The bias of 2^127 keeps the order of values in bytes."""
     return (unscaled_value + _BIAS).to_bytes(_WIDE_DECIMAL_BYTES, "big")
 
 

@@ -99,7 +99,7 @@ def build_bitmap(keys: Keys) -> FileBitmap:
 
 
 def encode_bitmaps(entries: Sequence[FileBitmap]) -> list[bytes | memoryview]:
-    """Encode a blob of some data files, in order.
+    """Encode the blob of a bitmap index from the sections of its data files, in order.
 
     Raises:
         ValueError: Keys are codes in one file and bytes in another.

@@ -191,10 +191,10 @@ class _Group:
 
 
 def encode_filters(entries: Sequence[FileBloom]) -> list[Bytes]:
-    """Encode a blob of some data files.
+    """Encode a blob from the filters of its data files, in order.
 
     Raises:
-        ValueError: The filters have different k, or there are no filters.
+        ValueError: The filters set different numbers of bits for a key, or there are no filters.
     """
     counts = {entry.hash_count for entry in entries}
     if len(counts) != 1:
@@ -218,7 +218,7 @@ def merge_filters(parts: Sequence[tuple[Bloom, Mask]]) -> list[Bytes]:
         parts: The blobs, each with the files to keep as bool[files].
 
     Raises:
-        ValueError: A page is damaged, the parts have different k, or there are no parts.
+        ValueError: A page is damaged, the parts set different numbers of bits for a key, or there are no parts.
     """
     counts = {bloom.hash_count for bloom, _ in parts}
     if len(counts) != 1:
@@ -313,6 +313,7 @@ class Bloom:
             member_count += len(group.files)
         self._geometry = np.array(geometries, dtype=np.int64).reshape(-1, 8)
         self._members = np.concatenate([np.zeros(0, dtype=np.int32), *(group.files for group in self._groups)])
+        # Each row is a part of the blob that is in memory: its offset, its length, and its position in `_data`.
         self._spans = np.array([[0, len(self._data), 0]], dtype=np.int64)
         self._checked_pages = np.zeros(page_count if len(self._data) == size else 0, dtype=np.uint8)
 

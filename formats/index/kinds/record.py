@@ -133,7 +133,11 @@ def merge_records(parts: Sequence[tuple[RecordBlob, Mask]]) -> Iterator[Part]:
 
 
 def _write_parts(merger: Merger, files: int) -> Iterator[Part]:
-    """Yield the parts of a blob whose entries `merger` sorts: its pages, its directory and its trailer."""
+    """Yield the parts of a blob whose entries `merger` sorts: its pages, its directory and its trailer.
+
+    A fixed number of pages is in memory at the same time. The directory has the first hash of each page (its fence) and
+    the number of entries of each data file.
+    """
     if files > FILES_MAX:
         raise ValueError(f"{files} data files do not fit into one record index; the limit is {FILES_MAX}")
     counts = np.zeros(files, dtype="<u8")

@@ -63,7 +63,10 @@ class SparseMemory:
             yield start, end
 
     def _add_range(self, start: int, end: int) -> None:
-        """Record that a gap has been read, and join it with the ranges that it touches."""
+        """Record that the bytes from `start` to `end` have been read.
+
+        They were a gap before, so they can touch the next and the previous range, and are joined with these.
+        """
         index = bisect_right(self._filled_ranges, (start, end))
         if index < len(self._filled_ranges):
             next_start, next_end = self._filled_ranges[index]
