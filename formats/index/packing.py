@@ -121,7 +121,7 @@ def encode_key(form: Form, kind: str, value: Value) -> int | float | bytes:
 
 
 def decode_value(form: Form, kind: str, key: int | float | bytes) -> Value:
-    """Convert the result of `encode_key` back to the value."""
+    """Convert the result of `encode_key` back to the value. A string may be truncated within a character."""
     if kind == "boolean":
         return bool(key)
     if form is not Form.STRINGS:

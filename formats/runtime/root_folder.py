@@ -241,7 +241,13 @@ class RootFolder:
 
 
 def open_child(folder: int, name: str, flags: int, mode: int = 0o666) -> int:
-    """Open a name in a folder.
+    """Open a name in a folder without following a symbolic link, and return its descriptor.
+
+    Args:
+        folder: The descriptor of the folder.
+        name: The name.
+        flags: The flags of os.open.
+        mode: The permissions of a new file.
 
     Raises:
         SymbolicLinkError: The name is a link.

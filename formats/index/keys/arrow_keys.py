@@ -364,7 +364,13 @@ def _make_variable_keys(array: pa.Array, offset_dtype: str) -> tuple[Longs, Byte
 
 
 def _remove_nulls(starts: Longs, heap: Bytes, valid: Mask) -> tuple[Longs, Bytes]:
-    """Return `starts` and `heap` without the bytes of nulls. Arrow allows a null to have bytes."""
+    """Return the positions and the bytes of keys without the bytes of nulls. Arrow allows a null to have bytes.
+
+    Args:
+        starts: int64[rows + 1], the position of each key in `heap`, and the end of the last key.
+        heap: The bytes of all keys.
+        valid: The rows that are not null.
+    """
     lengths = np.diff(starts)
     if not lengths[~valid].any():
         return starts, heap

@@ -231,10 +231,11 @@ def _decode_keys(data: bytes | memoryview, file: DeleteFile, columns: Columns, b
 
 
 def _decode_vector(data: bytes | memoryview, file: DeleteFile, limit_bytes: int) -> Positions:
-    """Decode a deletion vector.
+    """Decode a deletion vector, which lists the deleted rows of one data file.
 
     It consists of the length of magic and bitmap, the magic, a 64-bit roaring bitmap, and the CRC-32 of magic and
-    bitmap.
+    bitmap. The memory is estimated before the bitmap is decoded, and again before its rows are listed, because a run of
+    a few bytes can contain any number of rows.
     """
     bytes_min = _LENGTH.size + len(_VECTOR_MAGIC) + _CHECKSUM.size
     if file.offset == MISSING or file.referenced is None or len(data) != file.length or len(data) < bytes_min:

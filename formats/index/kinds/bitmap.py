@@ -276,9 +276,14 @@ class Bitmap:
         return not (self._flags & (NULLS | NANS)).any() and self._postings.has_only(keys)
 
     def find_rows_with_keys(self, file: int, keys: WantedKeys, candidate_rows: Bits | None = None) -> Bits:
-        """Return the rows of a file that have one of the keys. If `candidate_rows` is set, return only its rows.
+        """Return the rows of a file that have one of the keys.
 
-        For keys of bytes, other rows may also be returned.
+        For keys of bytes, which are compared by their hashes, other rows may also be returned.
+
+        Args:
+            file: The index of the file.
+            keys: The keys.
+            candidate_rows: The rows to search, or None for all rows of the file.
         """
         self._check_form(keys)
         section = self.open_section(file)

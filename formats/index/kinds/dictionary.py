@@ -139,7 +139,12 @@ def pack_dictionary(distinct: Distinct) -> Bytes:
 
 
 def open_dictionary(data: bytes | memoryview, count: int, form: int) -> _ordered.Numbers | _ordered.Strings:
-    """Open a dictionary of `count` keys without copying it.
+    """Open a dictionary of `count` keys without copying it, if its bytes are aligned.
+
+    Args:
+        data: The bytes of the dictionary.
+        count: The number of keys.
+        form: The form of the keys: CODES (64-bit numbers) or BYTES.
 
     Raises:
         ValueError: The bytes are damaged.

@@ -160,7 +160,11 @@ def _to_longs(column: pa.Array) -> _Longs | None:
 
 
 def _decode_longs(codes: npt.NDArray[np.uint64], base: int, kind: pa.DataType) -> pa.Array:
-    """Return the counts or sums whose distances from `base` are the codes."""
+    """Return the counts or sums whose distances from `base` are the codes.
+
+    Unsigned numbers wrap around, so a negative base is added as its two's complement. A decimal has two words: the
+    number, and its sign in all bits of the high word.
+    """
     longs = (codes + np.int64(base).view(np.uint64)).view(np.int64)
     if pa.types.is_int64(kind):
         return pa.array(longs)

@@ -144,7 +144,15 @@ def _batch_files(sections: Sequence[Searchable]) -> list[list[int]]:
 
 
 def _union_keys(sections: Sequence[Searchable], form: int, budget: float) -> Distinct | None:
-    """Return the distinct keys of all sections, or None if there are too many keys."""
+    """Return the distinct keys of all sections, or None if there are too many keys.
+
+    The keys are merged in batches of files, which limits the memory.
+
+    Args:
+        sections: The parts of the index for each file.
+        form: The form of the keys: CODES or BYTES.
+        budget: The maximum size of the postings in bytes.
+    """
     union = merge_distinct([], form)
     for batch in _batch_files(sections):
         parts = [read_distinct(sections[number].dictionary) for number in batch]
@@ -508,7 +516,14 @@ class Postings:
         return marks, np.flatnonzero(may_have_key)
 
     def _search_sections(self, bounds: Bounds, marks: Marks, numbers: npt.NDArray[np.intp], section: Sections) -> Marks:
-        """Set the marks of the files in `numbers` by searches in their dictionaries, and return the marks."""
+        """Search the dictionaries of the undecided files for keys within the bounds, and return the completed marks.
+
+        Args:
+            bounds: The bounds.
+            marks: The marks of all files, which are changed.
+            numbers: The indexes of the undecided files.
+            section: A function that returns the part of the index for a file.
+        """
         if self._form == CODES:
             dictionaries = [section(number).dictionary for number in numbers.tolist()]
             marks[numbers] = _ordered.holding(cast("list[_ordered.Numbers]", dictionaries), bounds.lows, bounds.highs)
@@ -518,9 +533,14 @@ class Postings:
         return marks
 
     def _read_array(self, number: int, dtype: str, count: int) -> npt.NDArray[Any]:
-        """Return a piece as an array of `count` numbers. If the array was decompressed, it is cached.
+        """Return a piece of the postings as an array, which is cached.
 
-        The size is checked before the piece is decompressed.
+        The size is checked before the piece is decompressed, because a damaged size could need any amount of memory.
+
+        Args:
+            number: The index of the piece.
+            dtype: The numpy type of an item.
+            count: The number of items.
         """
         array = self._arrays.get(number)
         if array is not None:

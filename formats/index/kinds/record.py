@@ -404,7 +404,10 @@ class RecordKind(IndexKind[FileRecords, RecordBlob]):
     def compare(
         self, index: RecordBlob, number: int, columns: Sequence[Keys], sampled_rows: Sequence[int]
     ) -> Iterator[str]:
-        """Compare all rows, not only the sampled rows."""
+        """Compare all rows of the data file `number`, not only the sampled rows.
+
+        Each row's key must be in the index at the position of the row.
+        """
         rows = columns[0].rows
         if int(index.counts[number]) != rows:
             yield f"the index has {int(index.counts[number])} entries, but the data file has {rows} rows"

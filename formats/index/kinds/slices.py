@@ -333,7 +333,11 @@ def find_rows(slices: _bitmap.Slices, intervals: Intervals, cardinality: int) ->
 
 
 def _find_rows_in_interval(slices: _bitmap.Slices, begin: int, end: int, cardinality: int) -> Bits:
-    """Return the rows whose rank is in the interval [begin, end)."""
+    """Return the rows whose rank is in the interval [begin, end).
+
+    A single rank is compared for equality. Otherwise, the ranks are compared with both edges of the interval. The last
+    argument of `where` states whether ranks above the last edge are included.
+    """
     if end - begin == 1:
         return slices.where(_NO_RANKS, np.array([begin], dtype=np.uint64), False)
     # An edge at the end of all ranks needs no comparison.
