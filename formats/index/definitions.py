@@ -120,9 +120,9 @@ class IndexDefinition:
 
     @cached_property
     def id(self) -> str:
-        """The id of the definition: canonical JSON with field ids.
+        """The id of the definition: canonical JSON with field ids, so that renamed columns keep their index.
 
-        Index files contain the id, and it identifies the definition in the registry.
+        Each index file contains the id of its definition. Two definitions with the same id share their index files.
         """
         terms = [
             {
@@ -197,11 +197,12 @@ _NONE = Definitions({}, {})
 
 
 def _get_key_form(term: Term) -> str:
-    """Return the name of the form of a term's keys: a type family, a type, or the form of a function's keys.
+    """Return the name of the form in which an index stores the values of a term (a column, transform or function).
 
-    If a column is promoted to a type with other keys, the index becomes another index. For a column, this is a type of
-    another family. For a transform, it is any other type, because the bucket of a date differs from the bucket of the
-    timestamp.
+    The name is a part of the definition's id. If a column is promoted to another type, and this changes the name, its
+    older index files are no longer used. For a function, the name is the form of the function's keys. For a column, it
+    is the family of all types with equal keys. For a transform, it is the exact type, because a promotion can change
+    the result: for example, the bucket of a date differs from the bucket of the timestamp.
     """
     if function := INDEXED_FUNCTIONS.get(term.transform):
         return function.keys
@@ -232,7 +233,7 @@ def find_dimension_tables(text: str) -> frozenset[tuple[str, ...]]:
 def read_definitions(metadata: TableMetadata) -> Definitions:
     """Return the index definitions of a table. Invalid properties raise no error.
 
-    The metadata store the result, because each request reads it again.
+    The result is cached in the `__dict__` of the metadata, because each request on the table needs it.
     """
     definitions: Definitions | None = metadata.__dict__.get(_READ_DEFINITIONS)
     if definitions is None:
@@ -269,12 +270,18 @@ def _read_definitions(metadata: TableMetadata) -> Definitions:
 
 
 def add_name_mapping(definition: IndexDefinition, metadata: TableMetadata) -> IndexDefinition:
-    """Return the definition with the part of the table's name mapping for its columns."""
+    """Return the definition with the part of the table's name mapping for its columns.
+
+    The mapping identifies the columns of data files without field ids. A part that is too long is not added.
+    """
     return _add_mapping(definition, read_name_mapping(metadata.properties))
 
 
 def _add_mapping(definition: IndexDefinition, mapping: NameMapping | None) -> IndexDefinition:
-    """Return the definition with its part of a name mapping, unless this part is too long."""
+    """Return the definition with its part of a name mapping.
+
+    If the table has no mapping, or the part is too long for the id of a definition, the definition does not change.
+    """
     if mapping is None:
         return definition
     part = select_columns(mapping, definition.column_ids)
@@ -300,6 +307,7 @@ def list_bucket_definitions(metadata: TableMetadata) -> tuple[IndexDefinition, .
             except BadRequest:  # This server does not support the type of the column.
                 continue
             name = BUCKET_PREFIX + partition_field.name
+            # Two specs can have fields of the same name on other columns, so add the spec's id to the later name.
             if name in definitions and definitions[name].terms != (term,):
                 name = f"{BUCKET_PREFIX}{partition_field.name}:{spec.spec_id}"
             definitions.setdefault(name, IndexDefinition(name, BUCKET, (term,)))
@@ -318,7 +326,14 @@ def define_index(
 ) -> IndexDefinition:
     """Check an index definition, and return it.
 
-    Columns are terms, or texts that are resolved in the current schema. Measures are resolved in the same way.
+    Args:
+        name: The name of the index.
+        kind: The index kind, such as `bitmap`.
+        columns: The indexed terms, or texts that are resolved in `schema`.
+        schema: The current schema of the table.
+        parameters: The parameters of the kind by name, such as `fpp`.
+        state: Whether the index is enabled.
+        measures: The aggregates of a cube, or texts that are resolved in `schema`.
 
     Raises:
         BadRequest: The definition is invalid.
@@ -329,7 +344,7 @@ def define_index(
     terms = [column if isinstance(column, Term) else resolve_term(column, schema) for column in columns]
     parsed_measures = [
         measure if isinstance(measure, Measure) else parse_measure(measure, schema)
-        for measure in measures[: MEASURES_MAX + 1]
+        for measure in measures[: MEASURES_MAX + 1]  # One more than allowed is enough for the error.
     ]
     return _build_definition(name, kind, terms, parameters or {}, state, parsed_measures)
 
@@ -355,7 +370,13 @@ def check_name(name: str) -> str:
 def parse_definition(
     definition_id: str, schema: Schema, older_schemas: Iterable[Schema] = (), *, name: str = ""
 ) -> IndexDefinition:
-    """Parse the id of a definition, which an index file contains.
+    """Parse the id of a definition, which an index file contains. The id is the canonical JSON of the definition.
+
+    Args:
+        definition_id: The id.
+        schema: The current schema of the table.
+        older_schemas: All schemas of the table, for columns that were dropped.
+        name: The name of the returned definition, which the id does not contain.
 
     Raises:
         BadRequest: The id is not a definition for this table.
@@ -399,7 +420,10 @@ def _build_definition(
     state: Any,
     measures: Sequence[Measure] = (),
 ) -> IndexDefinition:
-    """Check the parts of an index definition, and return it."""
+    """Check the parts of an index definition, and return the definition without a name mapping.
+
+    The kind and the state can be any JSON values, because they come from a property of the table.
+    """
     index_kind = KINDS.get(kind) if isinstance(kind, str) else None
     if index_kind is None:
         hint = "; the table's partition spec defines indexes of this kind" if kind == BUCKET else ""
@@ -457,7 +481,10 @@ def _check_measures(kind: IndexKind[Any, Any], measures: Sequence[Measure]) -> N
 
 
 def _pop_measures(content: dict[str, Any], schema: Schema, schemas: tuple[Schema, ...]) -> list[Measure]:
-    """Remove the measures from the content of a definition, and return them."""
+    """Remove the measures from the content of a definition, and return them.
+
+    At most one measure more than the limit is parsed. It is enough for the error of the later check.
+    """
     texts = content.pop(_MEASURES, [])
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise BadRequest('measures must be a list of texts, such as ["sum(amount)", "count(*)"]')
@@ -491,7 +518,14 @@ def _check_number(parameter: IndexParameter, value: Any) -> float:
 
 
 def _read_definition(name: str, text: str, schema: Schema, schemas: tuple[Schema, ...]) -> IndexDefinition:
-    """Parse the value of a property `seamark.index.<name>`, as JSON or in the short form."""
+    """Parse the value of a property `seamark.index.<name>`, as JSON or in the short form, such as `bitmap(c)`.
+
+    Args:
+        name: The name of the index.
+        text: The value of the property.
+        schema: The current schema of the table.
+        schemas: All schemas of the table, for columns that were dropped.
+    """
     if len(text) > TEXT_MAX:
         raise BadRequest(f"The definition has {len(text)} characters; the limit is {TEXT_MAX} characters")
     if not text.lstrip().startswith("{"):
@@ -516,7 +550,10 @@ def _read_definition(name: str, text: str, schema: Schema, schemas: tuple[Schema
 
 
 def _read_short_form(name: str, text: str, schema: Schema, schemas: tuple[Schema, ...]) -> IndexDefinition:
-    """Parse an index definition in the short form."""
+    """Parse an index definition in the short form, such as `cube(a, b; count(*), shrink=10)`.
+
+    Options may follow the columns or the measures. Options after the measures are read with the columns.
+    """
     call = _SHORT_FORM.fullmatch(text)
     if call is None:
         raise BadRequest(

@@ -92,7 +92,13 @@ class FilesTable:
 
     @staticmethod
     def from_columns(ids: Words, records: Words, sizes: Words, paths: Sequence[str]) -> FilesTable:
-        """Create a table of some data files.
+        """Create a table of some data files. Each argument has a value for each file.
+
+        Args:
+            ids: The ids of the files, two numbers each (`compute_file_ids`).
+            records: The numbers of rows.
+            sizes: The sizes in bytes.
+            paths: The paths. They are stored compressed, with their lengths before them.
 
         Raises:
             ValueError: The arguments have different lengths.
@@ -159,9 +165,9 @@ class FilesTable:
         )
 
     def encode(self, alignment: int) -> list[Part]:
-        """Encode blob 0.
+        """Encode the table as blob 0, the first blob of an index file.
 
-        It is padded with zeros, so that the next blob begins at a multiple of `alignment` in the file.
+        Zeros follow the table, so that the next blob begins at a multiple of `alignment` bytes in the file.
         """
         arrays = [array.reshape(-1).view(np.uint8).data for array in (self.ids, self.records, self.sizes)]
         checksum = 0
@@ -175,7 +181,7 @@ class FilesTable:
 
     @staticmethod
     def decode(blob: Part, location: str) -> FilesTable:
-        """Decode blob 0. The result refers to the bytes of the blob.
+        """Decode the table from blob 0, the first blob of an index file. The result refers to the bytes of the blob.
 
         Raises:
             Corrupt: A length or a checksum is wrong.
@@ -248,12 +254,12 @@ def assemble_index_file(
 
     Args:
         definition: The id of the index definition.
-        kind: The type of the kind's blob.
+        kind: The name of the index kind.
         files: The data files.
         blob: The parts of the kind's blob, which are consumed while the file is written.
         table_uuid: The UUID of the table.
         field_ids: The field ids of the indexed columns.
-        level: The level of the file among the merged files.
+        level: 0 for a new file. Each merge of files adds 1.
     """
     kind_type, fields = f"seamark-{kind}-v{KINDS[kind].version}", tuple(field_ids)
     properties = {
@@ -280,7 +286,7 @@ def _describe_writer() -> str:
 
 
 def _compute_checksum(properties: dict[str, str], kind_type: str, fields: tuple[int, ...]) -> str:
-    """Return the CRC-32 of the footer's content, as 8 hexadecimal digits.
+    """Return the CRC-32 of the footer's properties, blob type and field ids, as 8 hexadecimal digits.
 
     Offsets and lengths are not included, because they are checked separately.
     """
@@ -356,7 +362,9 @@ def _find_supported_version(kind: str, *, is_files_table: bool) -> int | None:
 
 
 def _check_layout(footer: Footer, footer_offset: int, location: str) -> None:
-    """Check that two blobs without compression and with equal fields fill the file from the magic to the footer.
+    """Check that the two blobs of an index file follow each other and fill the file up to the footer.
+
+    They must have no compression, and must be about the same columns.
 
     Raises:
         Corrupt: The file has another layout.
@@ -379,7 +387,7 @@ def _read_number(properties: dict[str, str], name: str, location: str) -> int:
 
 
 def read_files(blob: Part, header: IndexHeader) -> FilesTable:
-    """Read the files table from blob 0, and compare it with the footer."""
+    """Read the table of data files from `blob`, the first blob of an index file, and compare it with the footer."""
     table = FilesTable.decode(blob, header.location)
     if (len(table), table.rows) != (header.files, header.rows):
         counts = f"{len(table)} files of {table.rows} rows"

@@ -89,7 +89,7 @@ def get_form(kind: str) -> Form | None:
 
 
 def get_source_code(kind: str) -> int:
-    """Return the packer's code for binary values of an Iceberg type, or NO_ORDER for a type without an order."""
+    """Return the code by which the C packer reads stored bounds of an Iceberg type, or NO_ORDER if it has no order."""
     form = get_form(kind)
     if form is None:
         return NO_ORDER
@@ -101,7 +101,11 @@ def get_source_code(kind: str) -> int:
 
 
 def encode_key(form: Form, kind: str, value: Value) -> int | float | bytes:
-    """Convert a value to the form that scans compare: int, float or bytes."""
+    """Convert a value to the form that scans of packed columns compare: int, float or bytes.
+
+    An integer outside 64 bits becomes the nearest limit. A long decimal becomes 16 big-endian bytes of the value plus
+    2^127, so that the order of bytes is the order of values.
+    """
     if form is Form.INTEGERS:
         assert not isinstance(value, (str, bytes))
         return max(MISSING, min(LONG_MAX, int(value)))
@@ -117,7 +121,7 @@ def encode_key(form: Form, kind: str, value: Value) -> int | float | bytes:
 
 
 def decode_value(form: Form, kind: str, key: int | float | bytes) -> Value:
-    """Convert the result of `encode_key` back to the value."""
+    """Convert the result of `encode_key` back to the value. A string may be truncated within a character."""
     if kind == "boolean":
         return bool(key)
     if form is not Form.STRINGS:
@@ -131,11 +135,20 @@ def decode_value(form: Form, kind: str, key: int | float | bytes) -> Value:
 
 
 class Packed(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The position of a packed column.
+    """The description of a packed column: one value per row, in the fewest bytes that keep the order.
 
-    Widths are in bytes. A width of 0 means that all values are equal. `low` and `high` are bounds of the values. If a
-    value is absent, the bound on the side that keeps its row is the form's minimum or maximum. For strings, `low` and
-    `high` are 8-byte big-endian prefixes of complete values.
+    Attributes:
+        form: The form of the values (`Form`).
+        width: The bytes of each value's code. If it is 0, all values are equal.
+        codes: The offset of the codes. A number's code is its distance from `base`. A string's code is the first bytes
+            after the prefix `common`, and the rest of a longer string is its tail.
+        low: A bound below all values. For strings, it is an 8-byte big-endian prefix. If a value is absent in a column
+            of lower bounds, it is the form's minimum, so that scans keep the row.
+        high: A bound above all values, in the same form.
+        base: The smallest integer, to which the codes are added.
+        common: The common prefix of all strings.
+        lengths_width: The bytes of each length in `lengths`.
+        tails: The offset of the tails, the bytes of strings after their codes.
     """
 
     form: int
@@ -202,7 +215,10 @@ class PackedColumn:
         return self.read_array(self.packed.codes, f"<f{self.packed.width}", self.rows).astype(np.float64)
 
     def read_key(self, row: int) -> int | float | bytes | None:
-        """Return the value of a row in the form of `encode_key`, or None if it is absent."""
+        """Return the value of a row in the form of `encode_key`, or None if it is absent.
+
+        An integer is stored as its distance from the base. If the width is 0, all values equal the base.
+        """
         packed_values = self.packed
         if packed_values.presence != NONE and not self._memory[packed_values.presence + row // 8] >> (row % 8) & 1:
             return None
@@ -220,7 +236,8 @@ class PackedColumn:
     def may_have_dots(self) -> bool:
         """Return whether a string may contain two consecutive dots. If the result is False, no string does.
 
-        This is cheaper than reading every value.
+        The function searches the common prefix, all codes and all tails, which is cheaper than reading every string.
+        A dot at the end of one part may be followed by a dot in the next part, so the result is then True.
         """
         packed_values = self.packed
         if packed_values.common.endswith(b".") or b".." in packed_values.common:

@@ -78,7 +78,10 @@ def _format_day(days: int) -> str:
 
 
 def convert_to_json(value: Any) -> Any:
-    """Return a value of a row in its JSON form, as the module describes it."""
+    """Return a value of a row in its JSON form.
+
+    NaN and infinities, dates, times and decimals become texts, and bytes become base64. Zoned timestamps are in UTC.
+    """
     match value:
         case float():
             return value if math.isfinite(value) else "NaN" if math.isnan(value) else f"{'-' * (value < 0)}Infinity"

@@ -147,8 +147,8 @@ def fold_name(name: str) -> str:
 def fold_path(path: str) -> str:
     """Return the path of a file without differences in case and in the composition of letters.
 
-    Some file systems ignore these differences. A segment with more than 255 characters is not changed, because no file
-    can have this name.
+    Some file systems ignore these differences. Letters are composed again after the case is folded, because folding can
+    decompose them. A segment with more than 255 characters is not changed, because no file can have this name.
     """
     return "/".join(
         unicodedata.normalize("NFC", unicodedata.normalize("NFC", segment).casefold())
@@ -194,6 +194,7 @@ def check_namespace(path: tuple[str, ...]) -> tuple[str, ...]:
         raise BadRequest(f"The namespace has {len(path):,} levels; the limit is {LEVELS_MAX:,}")
     for level in path:
         check_name(level, "namespace level")
+    # A shorter path cannot exceed the limit, even if each character is percent-encoded.
     if sum(map(len, path)) + len(path) > _SHORT_PATH_CHARACTERS:
         encoded_characters = len(quote(NAMESPACE_SEPARATOR.join(path), safe=""))
         if encoded_characters > PATH_CHARACTERS_MAX:
@@ -250,7 +251,9 @@ def check_path_separator(separator: str) -> None:
 
 
 def check_new_name(name: str, subject: str) -> str:
-    """Check the name of a new entry, and return it. It must not have the form of a plan table's name.
+    """Check the name of a new table, view or function, and return it.
+
+    It must not contain the mark of plan tables, which are read-only tables with the files of a scan plan.
 
     Raises:
         BadRequest: The name is invalid.
@@ -264,7 +267,7 @@ def check_new_name(name: str, subject: str) -> str:
 
 
 def check_changeable(name: str) -> str:
-    """Check that the name is not that of a plan table, and return it.
+    """Check that the name is not that of a plan table, a read-only table with the files of a scan plan. Return it.
 
     Raises:
         BadRequest: The name belongs to a plan table, which is read-only.
@@ -275,7 +278,10 @@ def check_changeable(name: str) -> str:
 
 
 def is_plan_name(name: str) -> bool:
-    """Return whether the name has the form of a plan table's name."""
+    """Return whether the name has the form of a plan table's name.
+
+    A plan table is a read-only table with the files of a scan plan.
+    """
     return PLAN_MARK in name and _PLAN_NAME.fullmatch(name) is not None
 
 

@@ -57,7 +57,10 @@ _log = structlog.get_logger("seamark.connections")
 
 
 def raise_descriptor_limit() -> int:
-    """Raise the soft limit on open files to the hard limit, and return the new limit."""
+    """Raise the soft limit on open files to the hard limit, and return the new limit.
+
+    If there is no hard limit, the result is a number that is enough for all connections.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -170,12 +173,20 @@ class Connection(RequestHandler):
 
     @property
     def idle_since(self) -> float | None:
-        """The time of the last answer, by the base class's timer, or None while a request is in flight."""
+        """When the connection became idle, or None while a request is in flight.
+
+        It is the time at which the base class would close the connection. This time is always equally long after the
+        last answer, so that comparisons of connections give the same order.
+        """
         is_waiting = self._waiter is not None and not self._waiter.done()
         return self._next_keepalive_close_time if is_waiting else None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Accept the connection, or answer 429 and close it if there are too many connections."""
+        """Accept the connection, or answer 429 and close it if there are too many connections.
+
+        From now on, this connection is counted instead of its TLS handshake. While the server shuts down, the
+        connection is closed without an answer.
+        """
         self.address = _get_address(transport)
         if self._handshake is not None:
             self._guard.release(self._handshake)
@@ -207,7 +218,11 @@ class Connection(RequestHandler):
             task.cancel()
 
     def data_received(self, data: bytes) -> None:
-        """Pass bytes to the parser, and check the limits of the header."""
+        """Pass bytes to the parser, and check the limits of the header.
+
+        If the parser has read a request, its header is complete, and its timer ends. Otherwise, the bytes are a part of
+        a header, unless the body of the previous request is incomplete.
+        """
         if self._is_leaving:
             return
         previous_count, previous_body = self._request_count, self._last_body
@@ -234,9 +249,9 @@ class Connection(RequestHandler):
                 self._start_header_timer()
 
     def _is_in_flight(self) -> bool:
-        """Return whether a request is in flight.
+        """Return whether a request is in flight: a handler runs, or a request waits in the queue.
 
-        The result is also False after a request was taken from the queue and before its task starts.
+        For a short time, the result is False although a request was taken from the queue, until its handler starts.
         """
         return self._current_request is not None or bool(self._messages)
 
@@ -251,7 +266,10 @@ class Connection(RequestHandler):
             self._send_timer = None
 
     def leave_unread(self) -> None:
-        """Stop reading the body, and do not discard the rest. The client has a short time to read the answer."""
+        """Stop reading the body of the request, without reading and discarding the rest.
+
+        The client has a short time to read the answer. Then the base class closes the connection.
+        """
         self._is_leaving = True
         self._lingering_time = _LEAVING_S
         self._pause_transport_reading()
@@ -291,7 +309,11 @@ class Connection(RequestHandler):
         )
 
     def _stop_waiting(self, request_count: int) -> None:
-        """Close the connection if no header has arrived since the timer was started."""
+        """Close the connection if no header has arrived since the timer was started.
+
+        Args:
+            request_count: The number of requests of the connection when the timer was started.
+        """
         self._header_timer = None
         if request_count != self._request_count or self.transport is None:
             return
@@ -313,7 +335,12 @@ class Connection(RequestHandler):
         self._header_timer = self._loop.call_later(_LEAVING_S, self.force_close)
 
     def _refuse(self, event: str, answer: bytes) -> None:
-        """Log an event, and send an answer without a request."""
+        """Log an event, and send an answer although no request was read.
+
+        Args:
+            event: The text of the event.
+            answer: The complete bytes of the answer.
+        """
         self._guard.note(event, self.address)
         if self.transport is not None:
             self.transport.write(answer)
@@ -331,6 +358,9 @@ class Connection(RequestHandler):
         """Abort the connection if the client has not read any part of the answer.
 
         A slow client is not interrupted, because a large answer may need several times the limit.
+
+        Args:
+            previous_bytes: The number of bytes that waited to be sent when the timer started.
         """
         self._send_timer = None
         if self._count_buffered_bytes() <= previous_bytes - _PROGRESS_BYTES:
@@ -498,7 +528,10 @@ class Connections(web.Server):
         self.note("request is not HTTP", connection.address, error=type(error).__name__)
 
     def note(self, event: str, address: str, **fields: Any) -> None:
-        """Log an event, at most once per interval. The field `more` is the number of events since the last entry."""
+        """Log an event, at most once per interval.
+
+        The field `more` of the entry is the number of equal events after the previous entry that were not logged.
+        """
         now_s = self._loop.time()
         last_s, skipped_count = self._notices.get(event, (-_NOTICE_INTERVAL_S, 0))
         if now_s - last_s < _NOTICE_INTERVAL_S:
@@ -512,7 +545,10 @@ class Connections(web.Server):
         assert self._open.issuperset(self._silent)
 
     def _format_response(self, status: int, kind: str, message: str) -> bytes:
-        """Return the bytes of an answer that is sent without a request."""
+        """Return the bytes of an answer that is sent although no request was read.
+
+        The arguments are those of `Answers.respond`.
+        """
         response = self.answers.respond(status, kind, message)
         body = response.body
         assert isinstance(body, bytes)
@@ -524,6 +560,8 @@ class Connections(web.Server):
 
     def _make_room(self, address: str | None) -> bool:
         """Close a connection and return True, or return False if all connections have requests in flight.
+
+        A connection that has not sent a header is closed first, and otherwise the connection that was idle longest.
 
         Args:
             address: The address whose connections can be closed, or None for all addresses.
@@ -537,11 +575,15 @@ class Connections(web.Server):
         return True
 
     def _find_longest_idle(self, address: str | None) -> Connection | Handshake | None:
-        """Return the connection that has been idle longest.
+        """Return the connection that has been idle longest, or None if no connection is idle.
 
-        The result of a search is cached, because with a search through all connections for each new connection, a
-        client with many idle connections could block the event loop. Connections that became idle later are not among
-        the longest.
+        A search through all connections finds several idle connections, which are cached for the next calls. Without
+        the cache, a client with many idle connections could block the event loop, because each new connection would
+        need a search. Connections that became idle after the search have been idle for a shorter time. A new search is
+        only needed if no cached connection is still idle.
+
+        Args:
+            address: The address whose connections are searched, or None for all addresses.
         """
         for searches_again in (False, True):
             if searches_again:
@@ -562,7 +604,10 @@ class Connections(web.Server):
 
 
 class ConnectionRunner(web.AppRunner):
-    """A runner of an application with limited connections. The connections start TLS, not the site."""
+    """A runner of an application with limited connections.
+
+    The connections themselves start TLS, not aiohttp's site, so that unfinished handshakes count as connections.
+    """
 
     __slots__ = ("_answers", "_limits", "_tls")
 

@@ -28,6 +28,9 @@ def convert_json(data: Part | str, kind: Any) -> Any: ...
 def convert_json(data: Part | str, kind: Any) -> Any:
     """Decode JSON to a type.
 
+    The decoder of each type is cached. Decoders are created under a lock, because msgspec then examines the type, which
+    is not safe in several threads.
+
     Raises:
         msgspec.DecodeError, UnicodeDecodeError, RecursionError: `data` is not JSON of this type.
     """
@@ -57,18 +60,24 @@ def convert_values(value: object, kind: Any) -> Any:
     Raises:
         msgspec.ValidationError, RecursionError: The value does not have this type.
     """
-    _get_msgpack_decoder(kind)  # This call examines the type.
+    _get_msgpack_decoder(kind)  # This call examines the type, which msgspec must not do in several threads at once.
     return msgspec.convert(value, kind)
 
 
 def convert_attributes(value: object, kind: type[T]) -> T:
-    """Return a `kind` whose fields are the attributes of `value` with the same names."""
+    """Return an object of the class `kind`. Its fields are the attributes of `value` with the same names.
+
+    The decoder is not used. Requesting it examines the class, which msgspec must not do in several threads at once.
+    """
     _get_msgpack_decoder(kind)
     return msgspec.convert(value, kind, from_attributes=True)
 
 
 def _get_msgpack_decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
-    """Return the decoder of a type. On first use, create it."""
+    """Return the decoder of a type. On first use, create it under a lock.
+
+    msgspec then examines the type, which is not safe in several threads.
+    """
     decoder = _msgpack_decoders.get(kind)
     if decoder is None:
         with _examination_lock:

@@ -36,7 +36,11 @@ class FairLock:
 
     @asynccontextmanager
     async def hold(self, holder: str) -> AsyncIterator[None]:
-        """Hold the lock for `holder` while the context is active."""
+        """Hold the lock for `holder` while the context is active.
+
+        Each holder has its own lock, which it must have before it waits for the common lock. So a holder with many
+        requests has only one place in the queue.
+        """
         holder_lock = self._locks_by_holder.setdefault(holder, asyncio.Lock())
         async with holder_lock, self._common_lock:
             yield
@@ -48,8 +52,8 @@ class FairLock:
         a client that disconnects early must not have several threads.
 
         Args:
-            holder: The client.
-            work: The work.
+            holder: The client. It has only one place in the queue for the lock.
+            work: A function that runs in the thread.
             group: A group of holders. See `finish`.
         """
         return await self.finish(holder, lambda: _in_thread(work), group=group)
@@ -61,7 +65,7 @@ class FairLock:
         a thread.
 
         Args:
-            holder: The client.
+            holder: The client. It has only one place in the queue for the lock.
             start: A function that returns the work.
             group: A group of holders, such as all holders of an address. A group has only one place in the queue too.
         """

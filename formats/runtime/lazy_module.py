@@ -21,7 +21,10 @@ from typing import Any
 
 
 class LazyModule:
-    """A proxy of a module, which can also be a module of this project that imports a large library."""
+    """A proxy of a module, which is imported when one of its attributes is first read.
+
+    The module can also be a module of this project that imports a large library.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name

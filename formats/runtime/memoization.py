@@ -19,7 +19,8 @@ _R = TypeVar("_R")
 def memoize(entries: int) -> Callable[[Callable[..., _R]], Callable[..., _R]]:
     """Return a decorator that caches the results of the last `entries` calls.
 
-    The arguments of the function must be texts, passed by position.
+    The arguments of the function must be texts, passed by position. A call with more than CHARACTERS_MAX characters is
+    not cached, which bounds the memory of the cache.
     """
 
     def decorate(function: Callable[..., _R]) -> Callable[..., _R]:
@@ -52,8 +53,8 @@ def memoize(entries: int) -> Callable[[Callable[..., _R]], Callable[..., _R]]:
 class computed_once(Generic[_R]):  # noqa: N801  a decorator
     """A property that is computed once, like `functools.cached_property`, but without a lock.
 
-    Python 3.11 takes a lock at the first read. Without the lock, threads that read at the same time may both compute
-    the value.
+    In Python 3.11, `cached_property` takes a lock when it computes a value. Without the lock, two threads may both
+    compute the value. Later reads find it in the `__dict__` of the object, and do not call this class.
     """
 
     def __init__(self, function: Callable[[Any], _R]) -> None:

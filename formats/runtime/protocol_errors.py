@@ -9,7 +9,10 @@ EXPECTATION_FAILED = "ExpectationFailedException"
 
 
 def explain_unreadable(error: BaseException | None) -> tuple[int, str, str]:
-    """Return the status, the type and the message for a request that is not HTTP."""
+    """Return the status, the type and the message of the answer to a request that is not HTTP.
+
+    `error` is the error of aiohttp's parser. Its text is not used, because it can quote the request.
+    """
     if isinstance(error, http_exceptions.LineTooLong):
         return 431, HEADER_TOO_LARGE, "The request line or a header is too long"
     if isinstance(error, http_exceptions.InvalidHeader):

@@ -97,7 +97,15 @@ class RootFolder:
         return path[len(prefix) :] if path.startswith(prefix) else None
 
     def open(self, relative_path: str, flags: int, mode: int = 0o666) -> int:
-        """Open a path, and return its descriptor, like os.open."""
+        """Open a path below the root without following symbolic links, and return its descriptor, like os.open.
+
+        The system call openat2 does this in one step. It reports a link by ELOOP, but not where the link is. If the
+        folder of the path can be opened, the link is the last component. If the kernel has no openat2, each folder is
+        opened separately.
+
+        Raises:
+            SymbolicLinkError: A component of the path is a symbolic link.
+        """
         _check_path(relative_path)
         if not has_openat2():
             return self._open_by_components(relative_path, flags, mode)
@@ -191,7 +199,7 @@ class RootFolder:
         try:
             descriptor = self.open(relative_path, os.O_PATH | os.O_NOFOLLOW)
         except (FileNotFoundError, NotADirectoryError):
-            return  # The kernel would have reported a link above the file.
+            return  # If a folder above the missing part were a link, the kernel would have reported the link instead.
         try:
             if stat.S_ISLNK(os.fstat(descriptor).st_mode):
                 raise SymbolicLinkError(relative_path, is_last=True)
@@ -199,7 +207,10 @@ class RootFolder:
             os.close(descriptor)
 
     def _open_by_components(self, relative_path: str, flags: int, mode: int) -> int:
-        """Return the descriptor that `open` returns, with a system call for each component."""
+        """Return the descriptor that `open` returns, with a system call for each component of the path.
+
+        It is used if the kernel has no openat2. Each folder is opened in its parent folder, without following links.
+        """
         if not relative_path:
             return os.open(self.real_path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
         *folders, last_name = relative_path.split("/")
@@ -230,11 +241,18 @@ class RootFolder:
 
 
 def open_child(folder: int, name: str, flags: int, mode: int = 0o666) -> int:
-    """Open a name in a folder.
+    """Open a name in a folder without following a symbolic link, and return its descriptor.
+
+    Args:
+        folder: The descriptor of the folder.
+        name: The name.
+        flags: The flags of os.open.
+        mode: The permissions of a new file.
 
     Raises:
-        SymbolicLinkError: The name is a link. With O_DIRECTORY, Linux reports ENOTDIR for a link.
+        SymbolicLinkError: The name is a link.
     """
+    # Linux reports ELOOP for a link. With O_DIRECTORY, it reports ENOTDIR, as it does for a file.
     try:
         return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=folder)
     except OSError as error:
@@ -286,7 +304,11 @@ def _pack_open_how(flags: int, mode: int) -> bytes:
 
 
 def _openat2(path: str, flags: int, mode: int) -> int:
-    """Open an absolute path without following symbolic links, and return its descriptor."""
+    """Open an absolute path without following symbolic links, and return its descriptor.
+
+    Python has no function for this system call, so it is called through the C library. A call that a signal interrupts
+    (EINTR) is repeated.
+    """
     path_bytes = os.fsencode(path)
     if b"\x00" in path_bytes:
         raise ValueError("embedded null byte")

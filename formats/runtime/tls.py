@@ -105,7 +105,12 @@ class Certificate:
     def _load(
         self,
     ) -> tuple[ssl.SSLContext, ssl.SSLContext | None, frozenset[bytes], revocations.RevokedCertificates | None]:
-        """Return the contexts for new connections and for new logins, the authorities, and the revoked certificates."""
+        """Load the files of the server's certificate.
+
+        Returns:
+            The TLS context for connections, the TLS context for logins of clients with certificates or None, the
+            authorities of these certificates, and the revoked certificates or None.
+        """
         context = _make_server_context(*self._files)
         if self._client_authorities is None:
             return context, None, frozenset(), None
@@ -260,7 +265,13 @@ def create_server_tls(certificate: Path, key: Path) -> ssl.SSLContext:
 
 
 def _make_server_context(certificate: Path, key: Path) -> ssl.SSLContext:
-    """Return the TLS context of a server, or raise an error that names the file with the problem."""
+    """Return the TLS context of a server.
+
+    The files are first read separately, because the error of the TLS library does not name the file.
+
+    Raises:
+        ConfigError: A file cannot be read, or the files do not match. The message names the file with the problem.
+    """
     for path, file_kind in ((certificate, "certificate"), (key, "key")):
         try:
             path.read_bytes()
@@ -285,7 +296,7 @@ def _read_revoked(path: Path) -> revocations.RevokedCertificates:
 def _make_login_context(
     certificate: Path, key: Path, authorities: Path, revocations_path: Path | None
 ) -> ssl.SSLContext:
-    """Return a context that asks clients for a certificate of one of the authorities.
+    """Return the TLS context of a server that requests a certificate of one of the authorities from clients.
 
     A client can have no certificate, because the server's own processes and probes have none. A certificate of another
     authority, or an expired or revoked one, fails the handshake. There are no session tickets, because a ticket would
@@ -309,6 +320,9 @@ def _make_login_context(
 
 def _load_revocations(context: ssl.SSLContext, path: Path) -> None:
     """Make handshakes check certificates of clients against revocation lists.
+
+    The library does not report what it has loaded, so the numbers of certificates and lists before and after are
+    compared.
 
     Raises:
         ConfigError: The file has no list, or has a certificate, which the server would trust.
@@ -379,10 +393,13 @@ def _refuse_client_passphrase() -> str:
 
 
 def build_seamark_context(authorities: str | None = None) -> ssl.SSLContext | None:
-    """Return the context with which clients connect to a Seamark server.
+    """Return the TLS context with which clients connect to a Seamark server.
 
-    It is the context of `build_client_context`, with the client certificate in SEAMARK_CLIENT_CERT and
-    SEAMARK_CLIENT_KEY.
+    If SEAMARK_CLIENT_CERT names a file, the context presents the client certificate in it, with the key in the file of
+    SEAMARK_CLIENT_KEY or in the same file. Otherwise, the result is that of `build_client_context`.
+
+    Args:
+        authorities: The file of trusted authorities. None: the file of SEAMARK_CA, if it is set.
 
     Raises:
         ValueError: A file cannot be used. The message names it.
@@ -399,9 +416,10 @@ def build_seamark_context(authorities: str | None = None) -> ssl.SSLContext | No
 
 
 def build_client_context(authorities: str | None = None) -> ssl.SSLContext | None:
-    """Return the context with which clients verify servers, or None to trust only the system's authorities.
+    """Return the TLS context with which clients verify servers, or None to trust only the system's authorities.
 
-    It trusts the authorities in the given file, or in the file of SEAMARK_CA.
+    Args:
+        authorities: The file of additional trusted authorities. None: the file of SEAMARK_CA, if it is set.
 
     Raises:
         ValueError: The file has no certificates.

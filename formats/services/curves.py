@@ -27,9 +27,11 @@ estimated from a sample.
 
 
 def compute_curve_keys(points: Points, bits: int, curve: str) -> npt.NDArray[np.uint8]:
-    """Return the keys of points, as uint8[rows, bytes]. Keys are compared as bytes.
+    """Return the keys of points, as uint8[rows, bytes]. The order of the keys, as bytes, is the order along the curve.
 
-    Distinct points have distinct keys.
+    A key consists of all bits of the coordinates, so distinct points have distinct keys. The highest bits of all
+    coordinates come first, except on the linear curve, which sorts by one coordinate after the other. For the Hilbert
+    curve, the coordinates are transformed first.
 
     Args:
         points: The points, as uint64[rows, attributes]. All coordinates are less than 2**bits.
@@ -54,9 +56,14 @@ def compute_curve_keys(points: Points, bits: int, curve: str) -> npt.NDArray[np.
 
 
 def _transpose(axes: Points, bits: int) -> None:
-    """Transform coordinates to the Hilbert index, in place.
+    """Transform coordinates to their positions on the Hilbert curve, in place.
 
-    The bits of the index are distributed over the rows of `axes`.
+    The steps are those of Skilling, "Programming the Hilbert curve" (2004). The bits of a position are distributed over
+    the rows of `axes`: its highest bit is the highest bit of the first row.
+
+    Args:
+        axes: The coordinates, uint64[attributes, rows].
+        bits: The number of bits of each coordinate.
     """
     first_axis = axes[0]
     for bit in range(bits - 1, 0, -1):
@@ -117,12 +124,14 @@ def choose_cell_bounds(keys: npt.NDArray[np.bytes_], parts: int) -> npt.NDArray[
 
 
 def _find_cell_bound(keys: npt.NDArray[np.bytes_], target_position: float) -> tuple[int, bytes] | None:
-    """Return the position near `target_position` at which the highest bit changes, and the smallest key after it.
+    """Return the position at which the highest bit changes, and the first key of the cell after it.
 
-    Return None if all keys are equal.
+    If this bit changes several times, the position nearest to the target is returned. The first key of the cell has
+    zeros after this bit. If all keys are equal, the result is None.
 
     Args:
         keys: The keys in ascending order.
+        target_position: The preferred position.
     """
     width = keys.dtype.itemsize
     key_bytes = np.frombuffer(keys.tobytes(), dtype=np.uint8).reshape(len(keys), width)

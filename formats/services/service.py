@@ -135,9 +135,9 @@ class TableService:
         return self.prefixes or (f"seamark.{self.name}.",)
 
     def list_policy_properties(self) -> tuple[ServiceProperty, ...]:
-        """Return the properties of the service. The property `switch` is first.
+        """Return the properties of the service. The property that enables or disables it (`switch`) is first.
 
-        The setting in `setting` determines the default of this property.
+        Its default is empty here, because a setting of the server (`setting`) determines it.
         """
         if self.switch is None:
             return self.properties

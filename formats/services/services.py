@@ -23,7 +23,10 @@ from seamark.formats.services.service import (
 
 
 def _require_layout(name: str) -> Requirement:
-    """Return the requirement of a property of a clustering. The other properties of the clustering may be missing."""
+    """Return the requirement that the property `name` of a clustering is valid.
+
+    The other properties of the clustering may be missing, so the column `c` replaces missing columns.
+    """
 
     def require(properties: Mapping[str, str]) -> None:
         clustering.parse_joins(properties)
@@ -234,7 +237,10 @@ def list_inherited_prefixes() -> tuple[str, ...]:
 
 
 def list_steering_prefixes(name: str) -> tuple[str, ...]:
-    """Return the prefixes of the properties that cause or affect the jobs of a service, or `()` for an unknown name."""
+    """Return the prefixes of the properties that cause or affect the jobs of a service, or `()` for an unknown name.
+
+    They are the service's own prefixes, and those of services whose properties it also reads.
+    """
     if name not in SERVICES:
         return ()
     service = SERVICES[name]

@@ -63,7 +63,10 @@ class AzureDataLake(StorageRules):
 
 
 def normalize_host(host: str) -> str | None:
-    """Return the host of an account's Data Lake service in lower case, or None for any other host."""
+    """Return the host of an Azure account in lower case, in the form of its Data Lake service (`dfs`).
+
+    An account has several hosts, such as `blob` and `dfs`, for the same objects. The result is None for other hosts.
+    """
     match = _HOST.fullmatch(host)
     return None if match is None else f"{match[1]}.dfs.{match[2]}".lower()
 

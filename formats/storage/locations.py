@@ -109,7 +109,13 @@ def parse_object(text: str, subject: str = "The location") -> Location:
 
 
 def _parse_checked(text: str, subject: str, refused_marks: tuple[tuple[str, str], ...]) -> Location:
-    """Parse a location in which the marks in `refused_marks` are not allowed."""
+    """Parse and check a location.
+
+    Args:
+        text: The location.
+        subject: The beginning of error messages, such as "The location".
+        refused_marks: The marks that the location must not contain, such as `?`, each with its name.
+    """
     if len(text) > LOCATION_CHARS_MAX:
         raise BadRequest(f"{subject} has {len(text)} characters; the limit is {LOCATION_CHARS_MAX} characters")
     shown_location = repr(text if len(text) <= _SHOWN_MAX else text[:_SHOWN_MAX] + "…")
@@ -134,7 +140,10 @@ def _parse_checked(text: str, subject: str, refused_marks: tuple[tuple[str, str]
 
 
 def _check_segments(path: str, subject: str, shown_location: str) -> None:
-    """Check that no reader can find an empty segment, `.` or `..` in a path."""
+    """Check that no reader can find an empty segment, `.` or `..` in a path.
+
+    Readers may decode percent escapes several times, so the path is checked after each decoding.
+    """
     if not path:
         return
     if "" in path.split("/"):
@@ -166,7 +175,12 @@ def make_location_key(location: Location) -> str:
 
 
 def make_canonical_key(location: Location, path: str) -> str:
-    """Return the key of a location whose path, without symbolic links, is `path`."""
+    """Return the key of a location, which is equal for all spellings that a reader treats as the same location.
+
+    Args:
+        location: The location.
+        path: Its path without symbolic links. Percent escapes are decoded repeatedly, because readers may decode twice.
+    """
     for _ in range(_DECODE_ROUNDS_MAX):
         path = unquote(path)
     rules = STORAGES[location.scheme]

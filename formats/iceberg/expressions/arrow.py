@@ -70,6 +70,7 @@ def build_arrow_array(kind: str, values: Iterable[Value | None]) -> pa.Array:
         ValueError: A value is out of range.
     """
     arrow_type = _to_primitive_type(kind)
+    # Dates and times are numbers in this form, so build arrays of numbers, and then change the type.
     try:
         if get_base_name(kind) == "decimal":
             scale = get_decimal_scale(kind)

@@ -106,7 +106,14 @@ def check_filter(expression: Expression) -> None:
 
 
 def _find_matches(predicate: Bound, column: pa.Array) -> Mask:
-    """Return which values of a column, after the predicate's transform, the predicate matches."""
+    """Return which values match the predicate, as bool[rows].
+
+    NaN is greater than all numbers here, so `>` and `>=` also match NaN.
+
+    Args:
+        predicate: The predicate.
+        column: The values, to which the predicate's transform has been applied.
+    """
     matches: pa.Array
     op, values = predicate.op, predicate.values
     if op in _NULL_OPS:

@@ -128,7 +128,12 @@ class Below:
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """A literal between `lower` and `upper`, which is the next value of the type after `lower`."""
+    """A literal between two adjacent values of the type, such as 1.5 for integers.
+
+    Attributes:
+        lower: The greatest value below the literal.
+        upper: The least value above the literal, which is `lower` + 1.
+    """
 
     lower: int
     upper: int
@@ -231,7 +236,7 @@ def _parse_decimal(kind: str, json: object) -> Literal | None:
         case float() if math.isinf(json):
             return _to_infinite_literal(json)
         case float():
-            # Both clients round half up, so only the first digit beyond the scale matters.
+            # Iceberg's clients in Java and Python round half up, so only the first digit beyond the scale matters.
             tenths, _ = floor_unscaled(Decimal(repr(abs(json))), scale + 1)
             magnitude = (tenths + 5) // 10
             return _choose_position_literal(-magnitude if json < 0 else magnitude, True, -limit, limit)
@@ -374,9 +379,9 @@ def bind(expression: Expression, schema: Schema, schemas: Iterable[Schema], *, c
 def list_terms(
     expression: Expression, schema: Schema, schemas: Iterable[Schema], *, case_sensitive: bool
 ) -> list[tuple[int, str, str]]:
-    """Return the column id, transform and type of the term of each unbound predicate, in order.
+    """Return the column id, the transform and the column's type for each unbound predicate, in order.
 
-    Names are resolved in the same way as in `bind`.
+    Names of columns are looked up in `schema`, and then in `schemas`, the newest first.
     """
     binder = _Binder(_order_for_lookup(schema, schemas), case_sensitive)
     return [(term.column_id, term.transform, term.kind) for term in binder.bind_terms(expression)]
@@ -418,7 +423,11 @@ class _Binder:
         self._columns_by_lower_name: dict[int, dict[str, set[int]]] = {}
 
     def bind(self, expression: Expression, *, negated: bool) -> Expression:
-        """Bind an expression, or its negation."""
+        """Bind an expression, or its negation.
+
+        A negation is moved to the predicates, whose operators become the opposite. The negation of AND is the OR of the
+        negated children, and vice versa.
+        """
         match expression:
             case Unbound(op, name, transform, literals):
                 term = self._bind_term(name, transform)
@@ -453,7 +462,16 @@ class _Binder:
         raise BadRequest(f"Cannot find column '{name}' in the table's schemas{self._suggest_similar_names(name)}")
 
     def _find_column(self, schema: Schema, position: int, name: str) -> Column | None:
-        """Return the column with a name in a schema, whose index in the schemas is `position`, or None."""
+        """Return the column with a name in a schema, or None.
+
+        For names without case, the names of each schema are converted to lower case once, and are kept by the index of
+        the schema.
+
+        Args:
+            schema: The schema.
+            position: The index of the schema in the list of schemas.
+            name: The full name of the column.
+        """
         if self._case_sensitive:
             return schema.find_column_by_name(name)
         columns_by_lower_name = self._columns_by_lower_name.get(position)
@@ -474,6 +492,10 @@ class _Binder:
 
 def _bind_term(column: Column, schema: Schema, transform: str, *, trusted: bool) -> _Term:
     """Return the term of a column and a transform.
+
+    A column inside a list or map has the kind of this list or map, because statistics cannot decide predicates on it.
+    A term is never null if the column and all structs around it are required. The transforms `bucket` and `void` can
+    give null for other values.
 
     Args:
         column: The column.
@@ -520,7 +542,10 @@ def _resolve_types(name: str, transform: str) -> tuple[str, str, bool]:
 
 
 def _make_predicate(op: Op, term: _Term, literals: tuple[object, ...]) -> Expression:
-    """Bind a predicate to a term: convert its literals to the type of the term."""
+    """Bind a predicate to a term: convert its literals to the type of the term.
+
+    A test for null becomes a constant if the schema decides it. A column of type unknown has only nulls.
+    """
     if op in _NULL_OPS:
         if term.never_null or term.kind == "unknown":
             return Always((op == Op.NOT_NULL) == term.never_null)
@@ -546,7 +571,11 @@ def _make_predicate(op: Op, term: _Term, literals: tuple[object, ...]) -> Expres
 
 
 def _bind_null_literal(op: Op, term: _Term) -> Expression:
-    """Return a condition that all rows satisfy, because the value of a null literal is unknown."""
+    """Return a condition that all rows satisfy, because the value of a null literal is unknown.
+
+    PyIceberg writes null for both infinities, so null is only accepted for columns of floats. The condition is not the
+    constant TRUE, so that it still names the column.
+    """
     if term.result not in FLOATS or term.transform != IDENTITY:
         raise BadRequest(f"Cannot bind {op} of {term.name}: null is not a literal; use is-null or not-null")
     return Or((term.make_predicate(Op.IS_NULL), term.make_predicate(Op.NOT_NULL)))
@@ -563,7 +592,11 @@ def _find_domain(term: _Term) -> str:
 
 
 def _make_set_predicate(op: Op, term: _Term, literals: list[Literal]) -> Expression:
-    """Return the predicate for `in` or `not-in` with literals that can be positions."""
+    """Return the predicate for `in` or `not-in`.
+
+    A literal that is no value of the type is a position, such as "above all values". It becomes a separate comparison.
+    The other literals are sorted, and a single value becomes `eq` or `not-eq`.
+    """
     values = {}
     predicates = []
     single_op = Op.EQ if op == Op.IN else Op.NOT_EQ
@@ -587,7 +620,11 @@ def _make_sort_key(value: Value) -> tuple[Value, float]:
 
 
 def _make_comparison(op: Op, term: _Term, literal: Literal) -> Expression:
-    """Return the predicate for a comparison with a literal that can be a position."""
+    """Return the predicate for a comparison with a literal.
+
+    If the literal is no value of the type, it is a position among the values: above or below all, or between two. No
+    value equals it. A comparison then becomes a constant, a test for null, or a comparison with an adjacent value.
+    """
     if not isinstance(literal, _POSITION_CLASSES):
         return term.make_predicate(op, literal)
     match literal:
@@ -607,7 +644,16 @@ def _make_comparison(op: Op, term: _Term, literal: Literal) -> Expression:
 
 
 def _compare_beyond_finite(op: Op, term: _Term, literal: Above | Below) -> Expression:
-    """Return a comparison with an infinity, or with a value between an infinity and the nearest finite value."""
+    """Return a comparison with an infinity, or with a number between an infinity and the nearest finite value.
+
+    The result uses the largest finite value instead, because bound predicates contain no infinity. NaN is greater than
+    all numbers, as in Java, so it needs separate tests.
+
+    Args:
+        op: The operator.
+        term: The compared term.
+        literal: The position of the literal.
+    """
     upwards = isinstance(literal, Above)  # The literal is above the largest finite value, not below the smallest.
     limit = FINITE_MAX[term.result] if upwards else -FINITE_MAX[term.result]
     finite = term.make_predicate(Op.LT_EQ if upwards else Op.GT_EQ, limit)

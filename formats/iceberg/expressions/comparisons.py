@@ -109,7 +109,13 @@ class Comparisons:
     def bind_typed(self, predicate: Unbound, literals: tuple[TypedLiteral, ...], *, negated: bool) -> Expression:
         """Return the predicate, or its negation, with values of the column's type.
 
-        The result keeps at least the same rows.
+        The result keeps at least the same rows. It is TRUE if the predicate cannot be converted. A literal that is no
+        value of the type equals no value, so NOT IN and `not-eq` use only exact values.
+
+        Args:
+            predicate: The predicate.
+            literals: The literals of the predicate.
+            negated: Whether the negation of the predicate is returned.
         """
         term = self.make_term(predicate.name, predicate.transform)
         op = predicate.op
@@ -140,6 +146,14 @@ class Comparisons:
     def make_comparison(self, op: Op, term: ComparedTerm, literal: TypedLiteral, negated: bool) -> Expression:
         """Return a comparison of the term with the literal.
 
+        If the literal is rounded, the operator is widened, so that no row is lost: `<` becomes `<=`, for example.
+
+        Args:
+            op: The operator, which is already the opposite if `negated` is True.
+            term: The compared column or transform.
+            literal: The literal.
+            negated: Whether the comparison was negated.
+
         Raises:
             Inconvertible: Engines compare the literal with the term in different ways.
         """
@@ -164,6 +178,9 @@ class Comparisons:
 
     def make_equality(self, term: ComparedTerm, literals: Sequence[TypedLiteral]) -> Expression:
         """Return the condition that the term equals one of the literals.
+
+        If engines round a literal to different values, all these values are listed. If this makes the list too long,
+        the range of all these values is used instead.
 
         Raises:
             Inconvertible: Engines compare a literal with the term in different ways.
@@ -205,6 +222,8 @@ class Comparisons:
 
     def fit_literal(self, literal: TypedLiteral, term: ComparedTerm) -> tuple[object, bool]:
         """Convert a literal to a value for a term. Also return whether the value is exact.
+
+        If a literal is not exact, `exact` of this object becomes False, because the filter can match more rows.
 
         Raises:
             Inconvertible: Engines compare the literal with the term in different ways.
@@ -251,6 +270,11 @@ def resolve_literals(expression: Expression, schema: Schema, schemas: Iterable[S
 
     The result is true for at least the same rows.
 
+    Args:
+        expression: The unbound expression. A typed literal is a literal with the type that the client gave it.
+        schema: The schema in which names of columns are looked up first.
+        schemas: All schemas of the table. The newest is searched first.
+
     Raises:
         BadRequest: A predicate with a typed literal names an unknown column.
     """
@@ -260,7 +284,11 @@ def resolve_literals(expression: Expression, schema: Schema, schemas: Iterable[S
     comparisons = Comparisons((schema, *other_schemas))
 
     def resolve(node: Expression, negated: bool) -> Expression:
-        """Return the node, or its negation, without typed literals."""
+        """Return the node, or its negation, without typed literals.
+
+        A negation is moved to the predicates, because a converted predicate may match more rows. Its negation would
+        then match too few rows.
+        """
         match node:
             case Not(child):
                 return resolve(child, not negated)

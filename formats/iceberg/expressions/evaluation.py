@@ -33,7 +33,11 @@ _COMPARED: dict[Op, Callable[[Any, Any], bool]] = {
 
 
 def evaluate(predicate: Bound, value: Value | None) -> bool | None:
-    """Return whether the term's `value` satisfies the predicate, or None if clients differ."""
+    """Return whether the term's `value` satisfies the predicate, or None if clients differ.
+
+    Zeros, NaN and UUIDs have another order in Java than in Python, so these values are compared in both orders. The
+    values of IN and NOT_IN are sorted, which allows a binary search.
+    """
     op = predicate.op
     if value is None:
         return op in NULL_MATCHES
@@ -75,8 +79,9 @@ def must_match(expression: Expression, values: Mapping[int, Value | None]) -> bo
 
 
 def _evaluate(expression: Expression, values: Mapping[int, Value | None], *, if_unknown: bool) -> bool:
-    """Return whether the expression is true. Predicates on unknown values, or about which clients differ, are
-    `if_unknown`.
+    """Return whether the expression is true.
+
+    A predicate has the result `if_unknown` if the value is not in `values`, or if clients differ about the result.
     """
     match expression:
         case Bound():

@@ -166,7 +166,10 @@ def collect_predicates(expression: Expression) -> list[Bound]:
 
 
 def is_longer(expression: Expression, limit: int) -> bool:
-    """Return whether the values and predicates of an expression are more than `limit`, without counting further."""
+    """Return whether an expression has more than `limit` values and parts of junctions.
+
+    The count ends at the limit, so that a very long expression takes no more time.
+    """
     remaining, todo = limit, [expression]
     while todo:
         node = todo.pop()
@@ -188,7 +191,14 @@ def is_longer(expression: Expression, limit: int) -> bool:
 def _flatten(
     children: tuple[Expression, ...], junction: type[And] | type[Or], *, identity: Always, absorbing_constant: Always
 ) -> Expression:
-    """Join expressions to a junction. Nested junctions of the same class are flattened, and constants are folded."""
+    """Join expressions to a junction. Nested junctions of the same class are flattened, and constants are folded.
+
+    Args:
+        children: The expressions.
+        junction: The class of the junction.
+        identity: The constant that does not change a junction: TRUE for AND, and FALSE for OR.
+        absorbing_constant: The constant that decides a junction: FALSE for AND, and TRUE for OR.
+    """
     flat_children: list[Expression] = []
     for child in children:
         if isinstance(child, junction):

@@ -117,7 +117,16 @@ class _Parser:
         raise _make_error(path, f"unknown type of expression: {kind!r}")
 
     def _parse_junction(self, json: dict[str, object], kind: str, path: _Path, depth: int) -> Expression:
-        """Parse a chain of equal junctions in a loop."""
+        """Parse a junction, and nested junctions of the same kind, as one junction.
+
+        Clients write a long AND as a deep chain of pairs. The loop parses the chain without recursion.
+
+        Args:
+            json: The object of the outer junction.
+            kind: "and" or "or".
+            path: The position of the object, for errors.
+            depth: The nesting level of the object.
+        """
         children: list[Expression] = []
         # Nodes are parsed from left to right. The stack contains the nodes that are not parsed yet, with the next node
         # on top.
@@ -211,7 +220,10 @@ def _render_path(path: _Path) -> str:
 
 
 def _read_kind(json: dict[str, object], path: _Path) -> str:
-    """Return the `type` of an object: an operator unchanged, and other types in lower case with hyphens."""
+    """Return the `type` of an object: an operator unchanged, and other types in lower case with hyphens.
+
+    A missing type, or a type that is no text, raises the error of `_read_text`.
+    """
     kind = json.get("type")
     if isinstance(kind, str):
         return kind if kind in _OPS else kind.lower().replace("_", "-")
@@ -219,7 +231,11 @@ def _read_kind(json: dict[str, object], path: _Path) -> str:
 
 
 def _read_term(json: object, path: _Path) -> tuple[str, str]:
-    """Return the name of a term's column, and the term's transform."""
+    """Return the name of a term's column, and the term's transform.
+
+    A term is the name of a column, a reference to a column, or a transform of such a term. Clients differ in the field
+    of a reference that has the name.
+    """
     if isinstance(json, str):
         return json, IDENTITY
     if not isinstance(json, dict):
@@ -282,7 +298,8 @@ def to_transform_json(expression: Expression) -> Any:
     """Encode a bound expression as JSON in which each term is a transform.
 
     A column becomes its identity transform, which does not change the meaning. Java's readers skip row groups by
-    predicates on columns, but not by predicates on transforms (`ParquetMetricsRowGroupFilter.handleNonReference`).
+    predicates on columns, but not by predicates on transforms (`ParquetMetricsRowGroupFilter.handleNonReference`). So
+    clients that receive this form read whole files.
     """
     match expression:
         case Bound(name=name, transform=transform):
@@ -298,7 +315,13 @@ def to_transform_json(expression: Expression) -> Any:
 def _nest_in_pairs(
     kind: str, children: tuple[Expression, ...], encode: Callable[[Expression], Any] = encode_expression
 ) -> Any:
-    """Return the JSON of a junction as a balanced binary tree."""
+    """Return the JSON of a junction as a balanced binary tree, because a junction in JSON has two children.
+
+    Args:
+        kind: "and" or "or".
+        children: The children of the junction.
+        encode: The function that encodes a child.
+    """
     if len(children) == 1:
         return encode(children[0])
     middle = len(children) // 2

@@ -6,7 +6,7 @@ _JAVA_CHARACTER_MAX = 0xFFFF
 
 
 def split_pattern(pattern: str, escape: str | None) -> tuple[str, str]:
-    """Split a LIKE pattern before its first wildcard, into a prefix and the rest.
+    """Split a LIKE pattern before its first wildcard, into a prefix and the rest. Escapes in the prefix are resolved.
 
     Without ESCAPE, a backslash is an escape in Spark and a literal in Trino. Therefore the prefix also ends before a
     backslash.

@@ -76,12 +76,14 @@ _PREFIX_OPS = frozenset({Op.STARTS_WITH, Op.NOT_STARTS_WITH})
 
 
 class ProjectedExpression(msgspec.Struct, frozen=True, gc=False):
-    """A bound expression projected onto the partitions of a spec. It is computed once per plan.
+    """A bound expression with its projections: conditions on partition values that follow from the expression.
+
+    It is computed once per plan.
 
     Attributes:
         expression: The bound expression.
-        possible: The inclusive projection.
-        certain: The strict projection of a predicate.
+        possible: The inclusive projection, which the partitions of all matching rows satisfy.
+        certain: The strict projection of a predicate, which is true only for partitions whose rows all match.
         decides: Whether partition values may decide at least one predicate of the expression.
         parts: The projections of a junction's children.
 
@@ -97,7 +99,11 @@ class ProjectedExpression(msgspec.Struct, frozen=True, gc=False):
 
 
 def project(expression: Expression, spec: PartitionSpec) -> ProjectedExpression:
-    """Project a bound expression onto the partitions of a spec."""
+    """Return conditions on the partition values of a spec that follow from a bound expression.
+
+    A predicate on a column by which the spec does not partition is not decided: its condition is TRUE. For a junction,
+    only the inclusive projection is computed, because residuals use the strict projections of its parts.
+    """
     match expression:
         case Bound():
             if not spec.list_fields_with_source(expression.column_id):
@@ -161,10 +167,12 @@ def find_deciding_fields(projection: ProjectedExpression, spec: PartitionSpec) -
 
 
 def find_source_ranges(predicate: Bound) -> Expression:
-    """Return a condition on the source column that all rows satisfy that match a predicate on a transform.
+    """Return a condition on the source column of a transform. All rows that match the predicate satisfy it.
 
     If the transform keeps the order of values, the condition is exact, and bounds of the column prune as many files as
-    in Java's `InclusiveMetricsEvaluator`. A predicate on a plain column is returned unchanged.
+    in Java's `InclusiveMetricsEvaluator`. A predicate on a plain column is returned unchanged. For other transforms,
+    the condition excludes at most null. Many ranges become one wider range, or TRUE if they are the ranges outside of
+    some values.
     """
     transform, kind, op = predicate.transform, predicate.kind, predicate.op
     if transform == IDENTITY:
@@ -236,7 +244,11 @@ def _find_properties(transform: str, kind: str) -> _TransformProperties | None:
 
 
 def _project_strict(predicate: Bound, field: PartitionField) -> Expression:
-    """Return the strict projection of a predicate onto a field of its column."""
+    """Return the strict projection of a predicate onto a field of its column.
+
+    It is true only for partitions whose rows all match. These are the partitions that no row matching the opposite
+    predicate can have, so it is the negation of the opposite predicate's inclusive projection.
+    """
     projection = _negate_expression(_project_predicate(replace(predicate, op=OPPOSITE[predicate.op]), field))
     if projection == FALSE:
         return FALSE
@@ -262,7 +274,11 @@ def _negate_expression(expression: Expression) -> Expression:
 
 
 def _project_predicate(predicate: Bound, field: PartitionField) -> Expression:
-    """Return the inclusive projection of a predicate onto a field of its column."""
+    """Return the inclusive projection of a predicate onto a field of its column.
+
+    The partitions of all matching rows satisfy it. A predicate with another transform than the field is first replaced
+    by a condition on the column. A transform that keeps no order, such as `bucket`, decides only equalities.
+    """
     kind, op = predicate.kind, predicate.op
     properties = _find_properties(field.transform, kind)
     if properties is None:
@@ -291,7 +307,8 @@ def _project_predicate(predicate: Bound, field: PartitionField) -> Expression:
 def _project_same_transform(predicate: Bound, field: PartitionField, properties: _TransformProperties) -> Expression:
     """Return the inclusive projection of a predicate whose transform is the same as the field's.
 
-    The result is the same predicate on the field. It also matches the results that old writers rounded up.
+    The result is the same predicate on the field. It also matches results that old writers stored as other values:
+    results before 1970 that were rounded up by 1, and truncated ints that overflowed.
     """
     op, values = predicate.op, predicate.values
     if properties.stored_as_int is not None and op not in _NULL_OPS:
@@ -317,7 +334,9 @@ def _project_stored_as_int(
 ) -> Expression:
     """Project a predicate like `_project_same_transform`, for a long column that may have been an int.
 
-    In files from the time when it was an int, one result may be stored as another value.
+    When it was an int, the truncation of the lowest ints overflowed, so files can contain the value `int_form.wrapped`
+    instead of the result `int_form.exact`. Conditions that accept the exact result also accept the wrapped value, and
+    no condition excludes it.
     """
     if not properties.is_ordered:  # The truncation is so wide that many ints have other results than the equal longs.
         return TRUE if predicate.op in NULL_MATCHES else _make_field_predicate(predicate, field, Op.NOT_NULL)
@@ -340,7 +359,11 @@ def _project_stored_as_int(
 
 
 def _project_prefix(predicate: Bound, field: PartitionField, width: int) -> Expression:
-    """Return the inclusive projection of a test for a prefix onto a field that truncates strings to `width`."""
+    """Return the inclusive projection of a test for a prefix onto a field that truncates strings to `width`.
+
+    A longer prefix is compared with its first `width` characters. These do not decide whether a string lacks the
+    prefix, so NOT_STARTS_WITH becomes TRUE.
+    """
     prefix = str(predicate.values[0])
     if len(prefix) < width:
         return _make_field_predicate(predicate, field, predicate.op, prefix)
@@ -352,7 +375,11 @@ def _project_prefix(predicate: Bound, field: PartitionField, width: int) -> Expr
 def _match_results(
     predicate: Bound, field: PartitionField, properties: _TransformProperties, results: Iterable[Value | None]
 ) -> Expression:
-    """Return the condition that the field has one of the results. Null results are ignored."""
+    """Return the condition that the field has one of the results. Null results are ignored.
+
+    Old writers stored some results as other values, which are added: results before 1970 that Java rounded up by 1, and
+    the truncation of the lowest ints, which overflowed.
+    """
     distinct = {result for result in results if result is not None}
     if properties.is_rounded:
         distinct |= {result + 1 for result in distinct if isinstance(result, int) and result < 0}

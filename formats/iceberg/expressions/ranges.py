@@ -50,7 +50,9 @@ class Range(NamedTuple):
 
 
 def is_ordered(transform: str, kind: str) -> bool:
-    """Return whether a transform keeps the order of values, except values that wrap.
+    """Return whether a transform keeps the order of values, except results that overflow.
+
+    A wide truncation of integers is excluded, because too many of its results overflow.
 
     The transform is canonical and accepts the type. For identity, the result is False.
     """
@@ -75,7 +77,11 @@ def get_successor(value: Any) -> Any:
 
 
 def transform_range(transform: str, kind: str, source: Range) -> list[Range]:
-    """Return ranges that contain the results of all source values in a range, and few other values."""
+    """Return ranges that contain the results of all source values in a range, and few other values.
+
+    Integer results may overflow when they are stored. So the range of exact results is also moved by 2^32 or 2^64, and
+    the parts within the type are returned. Results that an int column stored in another form are added last.
+    """
     compute_exact = make_monotone_function(transform, kind)
     if get_base_name(kind) in ("string", "binary"):
         low, high = source
@@ -142,7 +148,11 @@ def contains_value(ranges: Iterable[Range], value: int) -> bool:
 
 
 def invert_ranges(transform: str, kind: str, results: Iterable[Range]) -> list[Range]:
-    """Return the source values whose results are in one of the ranges, as disjoint ranges in ascending order."""
+    """Return the source values whose results are in one of the ranges, as disjoint ranges in ascending order.
+
+    Integer results may overflow when they are stored, so each range is also moved by 2^32 or 2^64. A limit of the type
+    becomes None, because no value is beyond it.
+    """
     if get_base_name(kind) in ("string", "binary"):
         return _merge_ranges(list(_invert_prefix_ranges(get_transform_width(transform), results)))
     find_first_source = _make_inverse(transform, kind)
@@ -169,6 +179,7 @@ def _invert_prefix_ranges(width: int, results: Iterable[Range]) -> Iterator[Rang
         low, high = (
             bound if bound is None or len(bound) <= width else find_end_of_prefix(bound[:width]) for bound in span
         )
+        # A longer bound is greater than its prefix, so it becomes the lowest value without this prefix.
         if low is None and span.low is not None:
             continue  # No string is greater than the prefix.
         if low is None or high is None or low < high:
@@ -240,7 +251,10 @@ def find_end_of_prefix(prefix: Prefix) -> Prefix | None:
 
 
 def _merge_ranges(ranges: list[Range]) -> list[Range]:
-    """Return the ranges in ascending order. Adjacent and overlapping ranges are merged."""
+    """Return the ranges in ascending order. Adjacent and overlapping ranges are merged.
+
+    Ranges without a lower limit are first. A range without an upper limit contains all later ranges.
+    """
     ranges_without_low = [span for span in ranges if span.low is None]
     merged_ranges: list[Range] = []
     for span in ranges_without_low + sorted(

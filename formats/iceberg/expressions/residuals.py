@@ -45,8 +45,9 @@ _NEVER_NAN_OPS = frozenset({Op.LT, Op.LT_EQ, Op.EQ, Op.IN, Op.NOT_NAN})
 def add_nan(expression: Expression) -> Expression:
     """Return a bound expression in which `>` and `>=` on floats also match NaN.
 
-    A plan that uses this expression keeps files that match only because of NaN, and its residual does not skip row
-    groups that contain NaN.
+    In Spark, NaN is greater than all numbers, but statistics of files do not include NaN. With the additional tests for
+    NaN, a plan keeps files that match only because of NaN, and readers do not skip row groups that contain NaN. An
+    expression without such comparisons is returned unchanged.
     """
     if any(map(_matches_nan_above, collect_predicates(expression))):
         return _add_nan_tests(expression)
@@ -89,7 +90,12 @@ def _add_nan_tests(expression: Expression) -> Expression:
 
 
 def _remove_nan_tests(expression: Expression, terms: set[tuple[int, str]]) -> Expression:
-    """Return a disjunction without its tests for NaN of some terms."""
+    """Return a disjunction without its tests for NaN of some terms. Other expressions do not change.
+
+    Args:
+        expression: The expression.
+        terms: The terms, each as column id and transform.
+    """
     if not terms or not isinstance(expression, Or):
         return expression
     other_children = [
@@ -147,7 +153,10 @@ def match_both_zeros(residual: Expression) -> Expression:
 
 
 def _add_other_zero(predicate: Bound) -> Bound:
-    """Replace a comparison with a zero by a comparison that also matches the other zero."""
+    """Replace a comparison with a zero by a comparison that also matches the other zero.
+
+    Readers order -0.0 below 0.0, so `>=` uses -0.0, and `<=` uses 0.0. Other operators do not match both zeros.
+    """
     if predicate.result not in FLOATS or 0.0 not in predicate.values:
         return predicate
     match predicate.op:
@@ -164,9 +173,10 @@ def _add_other_zero(predicate: Bound) -> Bound:
 def weaken_residual(residual: Expression) -> Expression:
     """Return a short expression that is true for at least the same rows, but is not the constant TRUE.
 
-    It is for clients that require a residual and filter rows by the original filter. A list of values becomes its
-    range. If the residual of a file is TRUE, PyIceberg counts the file's rows from metadata. Therefore a tautology
-    about a column replaces TRUE.
+    It is for clients that require a residual (the filter on the rows of a file) but filter rows by their original
+    filter. A list of values becomes its range, and only the first conditions of a conjunction stay. If the residual
+    of a file is TRUE, PyIceberg counts the file's rows from metadata. Therefore a condition that all rows satisfy, but
+    that names a column, replaces TRUE.
     """
     predicates = collect_predicates(residual)
     if not predicates:
@@ -178,15 +188,15 @@ def weaken_residual(residual: Expression) -> Expression:
 
 
 def make_tautology(predicate: Bound) -> Expression:
-    """Return a condition on the predicate's column that all rows satisfy."""
+    """Return a condition on the predicate's column that all rows satisfy: it is null, or it is not null."""
     column = replace(predicate, transform=IDENTITY, result=predicate.kind, values=())
     return join_by_or(replace(column, op=Op.IS_NULL), replace(column, op=Op.NOT_NULL))
 
 
 def collect_tautologies(expression: Expression) -> list[Bound]:
-    """Return one predicate from each tautology in the expression.
+    """Return one predicate from each tautology in the expression, the condition "null or not null" of a column.
 
-    A tautology replaces a predicate with a literal of unknown value.
+    Binding replaces a predicate by a tautology if the value of its literal is unknown.
     """
     match expression:
         case And(children):
@@ -210,7 +220,10 @@ _ORDERED_KINDS = INTS | LONGS | TIMESTAMPS | {"date", "time"}
 
 
 def _weaken_expression(expression: Expression) -> Expression:
-    """Return an expression that is true for at least the same rows, in which lists of values are ranges."""
+    """Return an expression that is true for at least the same rows, in which lists of values are ranges.
+
+    A disjunction becomes one range if all its parts are equalities of the same term, otherwise TRUE.
+    """
     match expression:
         case And(children):
             return join_by_and(*[_weaken_expression(child) for child in children])
@@ -239,7 +252,10 @@ def _weaken_predicate(predicate: Bound, values: list[Any]) -> Expression:
 
 
 class Residuals:
-    """The residuals of a bound expression for the partitions of a spec. Several threads can share an instance."""
+    """The residuals of a bound expression: the parts that the partition values of a file do not decide.
+
+    Several threads can share an instance.
+    """
 
     def __init__(
         self, expression: Expression, spec: PartitionSpec, projection: ProjectedExpression | None = None
@@ -263,7 +279,10 @@ class Residuals:
 
 
 def _reduce_residual(projection: ProjectedExpression, values: _Partition) -> Expression:
-    """Return the residual of a projected expression for these partition values."""
+    """Return the part of a projected expression that these partition values do not decide.
+
+    A predicate becomes TRUE if all rows of the partition match, and FALSE if no row can match.
+    """
     expression = projection.expression
     if not projection.decides:
         return expression

@@ -163,7 +163,9 @@ def parse_sql(
 def find_definer_rights_call(text: str) -> str | None:
     """Return the first part of a valid predicate that may be a function of a schema or a subquery, or None.
 
-    If the predicate is added to a view, this part runs with the rights of the view's owner.
+    If the predicate is added to a view, this part runs with the rights of the view's owner. A call is a name before a
+    parenthesis. It is harmless if the name is a type in a cast, or a built-in function that is neither quoted nor
+    qualified by a schema.
     """
     words = tokenize_sql(_SQL, text)
     for index, word in enumerate(words):
@@ -209,7 +211,11 @@ class _Reader(Comparisons):
         """The reason for each part of the predicate that is not used."""
 
     def read(self, node: exp.Expr, *, negated: bool) -> Expression:
-        """Return the condition under which `node` is true, or false if `negated` is True."""
+        """Return the condition under which `node` is true, or false if `negated` is True.
+
+        A part that an expression cannot represent becomes TRUE, which keeps all rows, and is listed as unused. A
+        negation is moved to the predicates.
+        """
         match node:
             case exp.Paren():
                 return self.read(node.this, negated=negated)
@@ -257,6 +263,9 @@ class _Reader(Comparisons):
     def _parse_leaf(self, node: exp.Expr, negated: bool) -> Expression | None:
         """Return the predicate of a node, or None if an expression cannot represent the node.
 
+        If `negated` is True, the predicate is true where the node is false. A null is neither true nor false, so it
+        gives FALSE in both cases.
+
         Raises:
             Inconvertible: Engines compare a literal with the column in different ways.
         """
@@ -297,6 +306,9 @@ class _Reader(Comparisons):
 
     def _compare_sides(self, op: Op, left: exp.Expr, right: exp.Expr, negated: bool) -> Expression | None:
         """Return the condition under which a comparison is true, or false if `negated` is True.
+
+        If only the left side is a literal, the sides are swapped. A comparison with null is never true or false. The
+        result is None if no side is a literal, or if the other side is not a column or a transform.
 
         Raises:
             Inconvertible: Engines compare the sides in different ways.
@@ -341,7 +353,11 @@ class _Reader(Comparisons):
         return term is not None and term.kind == "double"
 
     def _compare_null_safe(self, node: exp.Expr, is_distinct: bool) -> Expression | None:
-        """Return the predicate of IS [NOT] DISTINCT FROM, which is never null: Iceberg's `eq` or `not-eq`."""
+        """Return the predicate of IS [NOT] DISTINCT FROM, or None if an expression cannot represent it.
+
+        SQL treats null as a value here, as Iceberg's `eq` and `not-eq` do. One side must be a literal. If the literal
+        is no value of the column's type, every row is distinct from it.
+        """
         sides = [node.this, node.expression]
         literals = [parse_literal(side) for side in sides]
         for literal, side in zip(literals, reversed(sides), strict=True):
@@ -357,7 +373,11 @@ class _Reader(Comparisons):
         return None
 
     def _parse_in(self, node: exp.In, negated: bool) -> Expression | None:
-        """Return the predicate of IN or NOT IN, or None if an expression cannot represent it."""
+        """Return the predicate of IN or NOT IN, or None if an expression cannot represent it.
+
+        NOT IN is never true for null, unlike Iceberg's `not-in`, so a test for null is added. Literals that are no
+        values of the column's type are omitted from NOT IN.
+        """
         term = self._parse_term(node.this)
         if term is None or not node.expressions or node.args.get("query") is not None:
             return None
@@ -375,7 +395,10 @@ class _Reader(Comparisons):
         return join_by_and(term.not_null, term.make_predicate(Op.NOT_IN, *exact_values))
 
     def _parse_is(self, node: exp.Is, negated: bool) -> Expression | None:
-        """Return the predicate of IS NULL, IS TRUE or IS FALSE, or None if an expression cannot represent it."""
+        """Return the predicate of IS NULL, IS TRUE or IS FALSE, or None if an expression cannot represent it.
+
+        IS TRUE is the same condition as the operand, and IS FALSE is its negation.
+        """
         if isinstance(node.expression, exp.Null):
             term = self._parse_term(node.this, any_type=True)
             if term is None:
@@ -393,7 +416,11 @@ class _Reader(Comparisons):
         return term.make_predicate(Op.NOT_EQ, expected)
 
     def _parse_like(self, node: exp.Expr, negated: bool) -> Expression | None:
-        """Return the predicate for the prefix of a LIKE pattern, or None if an expression cannot represent it."""
+        """Return the predicate for the prefix of a LIKE pattern, or None if an expression cannot represent it.
+
+        A pattern without wildcards is an equality. A prefix before a single `%` is a test for the prefix. For other
+        patterns, only the prefix before the first wildcard is used, which a negation does not allow.
+        """
         escape = None
         if isinstance(node, exp.Escape):
             escape, node = parse_literal(node.expression), node.this
@@ -482,13 +509,22 @@ class _Reader(Comparisons):
         return self._apply_transform(unit, node.expressions[0]) if unit and len(node.expressions) == 1 else None
 
     def _parse_function(self, function: str, node: exp.Expr) -> ComparedTerm | None:
-        """Return a function of a column, or None if functions are not allowed."""
+        """Return a function of a column, or None if functions are not allowed.
+
+        Functions select only files, and other rows in these files may not match, so the filter is then not exact.
+        """
         term = self._apply_transform(function, node) if self._functions else None
         self.exact &= term is None
         return term
 
     def _parse_sized_transform(self, function: str, arguments: list[Any], qualified: bool) -> ComparedTerm | None:
-        """Return the transform of `bucket(4, id)` (Spark) or `bucket(id, 4)` (Trino), or None for other arguments."""
+        """Return the transform of `bucket(4, id)` (Spark) or `bucket(id, 4)` (Trino), or None for other arguments.
+
+        Args:
+            function: `bucket` or `truncate`.
+            arguments: The arguments: a column and a width, in any order.
+            qualified: Whether the function has a schema, like Spark's `system.truncate(…)`.
+        """
         if len(arguments) != 2 or None in arguments:
             return None
         widths = [parse_literal(argument) for argument in arguments]
@@ -541,7 +577,10 @@ class _StrictReader(_Reader):
 
 
 def _compare_literals(op: Op, left: TypedLiteral, right: TypedLiteral) -> Expression | None:
-    """Return the result of comparing two literals, such as `1 = 1`."""
+    """Return the result of comparing two literals, such as `1 = 1`.
+
+    The result is None for kinds of literals whose comparison depends on the engine.
+    """
     if left.kind == "null":
         return FALSE
     if left.kind != right.kind or left.kind not in ("number", "text", "boolean"):
@@ -551,7 +590,7 @@ def _compare_literals(op: Op, left: TypedLiteral, right: TypedLiteral) -> Expres
 
 
 def _convert_to_double(number: TypedLiteral) -> exp.Expr:
-    """Convert a number to a double.
+    """Convert a number to a double, by adding an exponent to its text.
 
     Raises:
         Inconvertible: Engines may round the number to different doubles.

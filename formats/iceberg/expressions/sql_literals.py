@@ -57,7 +57,10 @@ def parse_literal(node: exp.Expr | None) -> TypedLiteral | None:
 
 
 def _cast_literal(literal: TypedLiteral | None, target_type: exp.DataType) -> TypedLiteral | None:
-    """Return the literal that a cast of `literal` gives in all engines, or None if its result is unclear."""
+    """Return the literal that a cast of `literal` gives in all engines, or None if the result depends on the engine.
+
+    A cast to a date, a time or a similar type keeps the text. A cast of a number is only clear if it is exact.
+    """
     if literal is None:
         return None
     if literal.kind == "null":  # The type of a NULL may change how the other operands are compared.

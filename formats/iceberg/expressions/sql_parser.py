@@ -80,7 +80,11 @@ def parse_into(dialect: Dialect, text: str, node_type: type[exp.Expr]) -> exp.Ex
 
 @cache
 def _limit_steps(parser: type) -> type:
-    """Return a subclass of one of sqlglot's parsers that counts its steps."""
+    """Return a subclass of one of sqlglot's parsers that counts its steps, and raises an error at its limit.
+
+    A step is a move to another token. For `x[1]`, each node of `x` counts too, because sqlglot infers the types of the
+    whole `x` for each pair of brackets.
+    """
 
     class Limited(parser):  # type: ignore[misc]
         steps_left = 0

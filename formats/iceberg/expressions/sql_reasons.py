@@ -27,9 +27,12 @@ _FORMS = {
 
 
 def explain_misfit(literal: TypedLiteral, name: str, kind: str) -> str:
-    """Return the reason why the literal is not compared with the term.
+    """Return the reason why the literal is not compared with the term: engines convert one of them in different ways.
 
-    Engines convert the literal or the term, in different ways.
+    Args:
+        literal: The literal.
+        name: The name of the term's column.
+        kind: The type of the term.
     """
     if literal.kind in ("number", "double", "boolean"):
         text = literal.text

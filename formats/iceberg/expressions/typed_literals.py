@@ -134,13 +134,14 @@ def convert_literal(
 ) -> tuple[object, bool]:
     """Convert a literal to a JSON literal for a term. Also return whether it is exact in the term's type.
 
-    The transform `day` accepts days since 1970 and dates.
+    The transform `day` accepts days since 1970 and dates. An `origin` is set only for SQL's years, because Iceberg's
+    years are counted from 1970.
 
     Args:
         literal: The literal.
         kind: The type of the term.
         transform: The transform of the term.
-        origin: The number that is subtracted from a number.
+        origin: The number that is subtracted from the literal: 1970 for SQL's years, otherwise 0.
 
     Raises:
         Inconvertible: Engines convert the literal or the column in different ways.
@@ -176,7 +177,12 @@ def _fit_integer(literal: TypedLiteral, _: str) -> tuple[object, bool]:
 
 
 def _fit_float(literal: TypedLiteral, kind: str) -> tuple[object, bool]:
-    """Convert a number for a float or double column."""
+    """Convert a number for a float or double column. Also return whether it is exact in the type of the column.
+
+    Raises:
+        Inconvertible: The literal is not a number.
+        AmbiguousRounding: Engines may round the number to different values.
+    """
     if literal.kind not in ("number", "double"):
         raise Inconvertible
     value = float(literal.text)
@@ -201,7 +207,8 @@ def _fit_float(literal: TypedLiteral, kind: str) -> tuple[object, bool]:
 def _find_values_around(kind: str, value: float) -> list[float]:
     """Return the finite values of a type that are at most `_ROUNDING_STEPS_MAX` steps from `value`, in ascending order.
 
-    `value` must be a value of the type.
+    `value` must be a value of the type. The bits of positive floats, as integers, are in the order of the floats, so
+    the neighbours of a float have the neighbouring integers.
     """
     float_struct, integer_struct = _FLOAT_AND_BITS_STRUCTS[kind]
     bits: int = integer_struct.unpack(float_struct.pack(abs(value)))[0]

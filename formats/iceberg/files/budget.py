@@ -104,9 +104,10 @@ def has_shared_values(kind: pa.DataType) -> bool:
 
 
 def _measure_values(values: pa.Array) -> npt.NDArray[np.int64]:
-    """Return the size of each value in bytes, int64[n].
+    """Return the size of each value in bytes, int64[n], as if each row had its own copy.
 
-    The distinct values of a dictionary or of runs can themselves be a dictionary or runs.
+    Rows of a dictionary, of runs or of views share values. The distinct values of a dictionary or of runs can
+    themselves be a dictionary or runs.
     """
     kind = values.type
     if pa.types.is_dictionary(kind):

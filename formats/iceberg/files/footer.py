@@ -65,12 +65,19 @@ class RowGroup:
         return int(self.fields[_GROUP_ROWS][1])
 
     def read_values(self, name: str) -> Longs:
-        """Return a field of each chunk, int64[columns]. If a chunk does not have the field, its value is -1."""
+        """Return a field of each column chunk, int64[columns]. If a chunk does not have the field, its value is -1.
+
+        Args:
+            name: The name of the field in `COLUMN`, which maps it to a column of the table of chunks.
+        """
         values: Longs = self.chunks[:, COLUMN[name]]
         return values
 
     def has(self, name: str) -> npt.NDArray[np.bool_]:
-        """Return whether each chunk has a field, bool[columns]."""
+        """Return whether each column chunk has a field, bool[columns].
+
+        In the table of chunks, the position of each field follows its value. It is negative if the field is absent.
+        """
         has_field: npt.NDArray[np.bool_] = self.chunks[:, COLUMN[name] + 1] >= 0
         return has_field
 
@@ -125,8 +132,8 @@ class ParquetFooter:
         """Return the ColumnMetaData of a column chunk.
 
         Raises:
-            ValueError: An optional offset has the wrong type. pyarrow ignores it, and would read other pages than those
-                in the table of chunks.
+            ValueError: The metadata are no structure, or the optional dictionary offset has the wrong type. pyarrow
+                ignores an offset of another type, and would read other pages than those in the table of chunks.
         """
         chunk = thrift.read_structure(self.data, int(group.chunks[number, 0]))[0]
         kind, metadata = chunk.get(_METADATA, (STRUCT, {}))
@@ -199,7 +206,16 @@ def read_footer(data: bytes) -> ParquetFooter:
 
 
 def _read_group(data: bytes, offset: int, ordinal: int) -> RowGroup:
-    """Decode the row group at the position `offset`."""
+    """Decode the row group at the position `offset` of the footer.
+
+    The column chunks are read by a kernel, because a row group can have thousands of columns. The list of columns must
+    be the first field. The other fields are then decoded as a structure, after a made-up first field in its place.
+
+    Args:
+        data: The footer.
+        offset: The position of the row group in the footer.
+        ordinal: The index of the row group.
+    """
     spans, end = _footer.spans(data, offset)
     column_lists = [span for span in spans if span[0] == COLUMNS and span[1] == LIST]
     if len(column_lists) != 1:
@@ -327,6 +343,7 @@ def make_group_fields(
     fields[_GROUP_ROWS] = I64, rows
     fields[GROUP_OFFSET] = I64, offset
     fields[PACKED_TOTAL] = I64, packed_bytes
+    # The ordinal is an optional number of 16 bits, so a later row group has none.
     fields.pop(ORDINAL, None)
     fields.pop(SORTING, None)
     if ordinal <= _ORDINAL_MAX:
@@ -347,9 +364,17 @@ def encode_footer(
     orders: bytes | None,
     later_fields: Mapping[int, tuple[int, bytes]],
 ) -> bytes:
-    """Encode a footer without its length and the magic number.
+    """Encode a Parquet footer (FileMetaData), without its length and the magic number.
 
-    `groups` are row groups, encoded by `encode_group`. `schema`, `orders` and `later_fields` are encoded too.
+    Args:
+        version: The version of the Parquet format.
+        schema: The encoded list of schema elements.
+        rows: The number of rows.
+        groups: The row groups, encoded by `encode_group`.
+        key_values: The keys and values of the file's metadata.
+        created_by: The name of the writer, or None.
+        orders: The encoded list of the orders of columns, or None.
+        later_fields: Types and encoded values of further fields by id, which newer versions of the format may have.
     """
     fields: dict[int, tuple[int, bytes]] = {
         **later_fields,
@@ -372,7 +397,11 @@ def encode_footer(
 
 
 def encode_fields(fields: Mapping[int, tuple[int, bytes]]) -> bytes:
-    """Encode a structure whose fields are already encoded values: (type, value) by id."""
+    """Encode a structure in Thrift's compact protocol. Its fields are already encoded values: (type, value) by id.
+
+    A header has the distance from the previous id in its upper half. If the distance does not fit, the half is zero,
+    and the id follows. A zero byte ends the structure.
+    """
     buffer, previous_number = bytearray(), 0
     for number, (kind, encoded_value) in sorted(fields.items()):
         if 0 < number - previous_number <= _SHORT_MAX:
@@ -401,7 +430,10 @@ def _encode_number(value: int) -> bytes:
 
 
 def encode_structures(parts: Sequence[bytes]) -> bytes:
-    """Encode a list of encoded structures. A list of 15 and more has its length in groups of seven bits."""
+    """Encode a list of encoded structures.
+
+    A length below 15 is in the header. A greater length follows the header, in groups of seven bits.
+    """
     count = len(parts)
     if count < _SHORT_MAX:
         return b"".join((bytes([count << 4 | thrift.STRUCT]), *parts))

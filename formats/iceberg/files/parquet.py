@@ -50,7 +50,7 @@ class UnfitColumn(Unreadable):
 
 
 class AmbiguousColumn(ValueError):
-    """A column is ambiguous. The subject of the message is the file."""
+    """Several columns of a file may be the requested column. The message begins with "the file", without its path."""
 
 
 def get_field_id(field: pa.Field) -> int | None:
@@ -77,7 +77,11 @@ def _list_children(kind: pa.DataType) -> list[pa.Field]:
 
 
 def apply_name_mapping(fields: Sequence[pa.Field], mapping: NameMapping | None) -> list[pa.Field]:
-    """Return the columns of a file with field ids: the file's own, or those of the name mapping.
+    """Return the columns of a file with field ids: the file's own ids if it has any, otherwise those of the mapping.
+
+    Args:
+        fields: The columns of the file.
+        mapping: The table's name mapping, which has the field id for each name of a column.
 
     Raises:
         AmbiguousColumn: The file has no ids, and there is no name mapping; or the mapping is ambiguous.
@@ -90,7 +94,15 @@ def apply_name_mapping(fields: Sequence[pa.Field], mapping: NameMapping | None) 
 
 
 def _map_ids(field: pa.Field, name: str, mapping: NameMapping) -> pa.Field:
-    """Return a column with the field ids of the name mapping, including the columns inside it."""
+    """Return a column with the field ids of the name mapping, including the columns inside it.
+
+    A column that the mapping does not have stays without an id, so readers do not find it.
+
+    Args:
+        field: The column.
+        name: The name of the column in the mapping. The parts of lists and maps have fixed names.
+        mapping: The part of the name mapping for the columns of this level.
+    """
     entries = [candidate for candidate in mapping if name in candidate.names]
     if len(entries) > 1:
         raise AmbiguousColumn(f"the table's name mapping maps the file's column {name!r} {len(entries)} times")

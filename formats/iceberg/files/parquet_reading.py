@@ -96,10 +96,10 @@ class _Leaf(NamedTuple):
 
     Attributes:
         number: The index of the column in the file.
-        path: The name of the column, joined by dots.
+        path: The names of the column and of the columns that contain it, joined by dots.
         width: The memory of a value in bytes, without the bytes of a string.
         by_dictionary: Whether pyarrow reads the column as a dictionary.
-        expands: Whether pyarrow copies repeated values, which can have any length.
+        expands: Whether pyarrow copies a repeated value for each row, although values can have any length.
     """
 
     number: int
@@ -179,7 +179,7 @@ class BoundedParquet:
                 ):
                     self._budget.take(chunk.nbytes, self._path)
                     chunks_by_column[column_id].append(self._decode_dictionary(chunk))
-            self._budget.give_back(charged_bytes)
+            self._budget.give_back(charged_bytes)  # Only the copies of the requested rows stay in memory.
         return {
             column_id: self._to_chunked_array(chunks_by_column[column_id], column_paths[column_id])
             for column_id in column_paths
@@ -230,7 +230,12 @@ class BoundedParquet:
     def _read_table(
         self, file: pq.ParquetFile, number: int, names: list[str], leaves: Sequence[_Leaf]
     ) -> tuple[pa.Table, int]:
-        """Return a row group, and the bytes that were charged for it."""
+        """Return a row group, and the bytes of memory that were charged to the budget for it.
+
+        The size of the pages is charged before pyarrow reads them, and the rest of the table's size after that. If
+        pyarrow copies repeated values, the table can be much larger than the pages. In this case, it is read in batches
+        that certainly fit into the rest of the budget.
+        """
         group = self._footer.groups[number]
         pages = [self._read_pages(group, leaf.number) for leaf in leaves]
         charged_bytes = sum(column_pages.plain_bytes for column_pages in pages) + group.rows * sum(
@@ -254,7 +259,11 @@ class BoundedParquet:
         return pa.Table.from_batches(batches, schema=batches[0].schema if batches else None), charged_bytes
 
     def _list_leaves(self, names: Sequence[str]) -> list[_Leaf]:
-        """Return the leaf columns that pyarrow reads for some column names, including everything inside a column."""
+        """Return the leaf columns that pyarrow reads for some column names, including everything inside a column.
+
+        Columns inside lists are refused, because their number of values is not the number of rows. Byte arrays without
+        a dictionary are marked, because pyarrow copies a repeated value for each row.
+        """
         schema, leaves = self._file.metadata.schema, []
         if any(len(group.chunks) != len(schema) for group in self._footer.groups):
             raise Unreadable(self._path, "the number of columns of a row group differs from the schema")
@@ -275,7 +284,10 @@ class BoundedParquet:
         return leaves
 
     def _has_dictionaries(self, number: int, column: pq.ColumnSchema) -> bool:
-        """Return whether pyarrow can read a byte array column as a dictionary."""
+        """Return whether pyarrow can read a byte array column as a dictionary.
+
+        It cannot do this for delta encodings, which no row group may use, and for some logical types.
+        """
         if column.logical_type.type not in _DICTIONARY_TYPES:
             return False
         try:
@@ -287,7 +299,10 @@ class BoundedParquet:
             raise Unreadable(self._path, f"the footer is broken: {error}") from None
 
     def _read_pages(self, group: RowGroup, number: int) -> _Pages:
-        """Return the page sizes of a column chunk, which has the index `number` in its row group."""
+        """Return the page sizes of the column chunk with the index `number` in its row group.
+
+        The metadata of the chunk are read only to check them.
+        """
         if group.has("encrypted")[number]:
             raise EncryptedFile(self._path, "the file has encrypted columns, and no keys were given")
         begin, size = int(group.begins[number]), int(group.read_values("packed_bytes")[number])
@@ -384,7 +399,7 @@ def _read_plain_footer(source: pa.NativeFile, path: str) -> bytes:
 
 
 def check_unsigned(footer: bytes, path: str) -> None:
-    """Check that a file with this footer has no encrypted columns.
+    """Check that a file with this footer has no encrypted columns. If it has some, the footer is usually signed.
 
     Without the keys of an encrypted column, pyarrow aborts the process when the column's metadata are requested.
 
@@ -401,6 +416,9 @@ def check_unsigned(footer: bytes, path: str) -> None:
 
 def _read_footer_bytes(source: pa.NativeFile, path: str, limit_bytes: int = FOOTER_LIMIT_BYTES) -> bytes:
     """Return the footer, or b"" if the file does not end like a Parquet file.
+
+    The end of the file is read first. It has the length of the footer, and usually contains the complete footer, so
+    that a second read is not necessary.
 
     Raises:
         Unreadable: The footer is encrypted, or larger than `limit_bytes`.
@@ -422,6 +440,9 @@ def _read_footer_bytes(source: pa.NativeFile, path: str, limit_bytes: int = FOOT
 
 def _estimate_footer_weight(footer: bytes, path: str, limit_bytes: int) -> int:
     """Return the approximate memory in bytes that pyarrow needs to decode the footer, or 0 for a small footer.
+
+    A malicious footer can state lists that are much larger than the footer itself, so the memory is estimated before
+    pyarrow decodes the footer.
 
     Raises:
         Unreadable: The decoded footer takes more than `limit_bytes` bytes.

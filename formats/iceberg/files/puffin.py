@@ -40,7 +40,7 @@ _COMPRESSED = 1
 
 
 class PuffinBlobMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", omit_defaults=True):
-    """The entry of a blob in the footer.
+    """The entry of a blob in the footer of a Puffin file, Iceberg's format for statistics and indexes.
 
     Attributes:
         offset: The position of the blob in the file.
@@ -121,10 +121,11 @@ def _compress_blob(blob: Blob) -> bytes:
 
 
 def read_footer_size(tail: Part, location: str) -> int:
-    """Return the size of a file's footer.
+    """Return the size of a Puffin file's footer in bytes, with the magic bytes before and after its content.
 
     Args:
         tail: The last TAIL_BYTES or more bytes of the file.
+        location: The location of the file, for errors.
     """
     size, flags, magic = _read_tail(tail, location)
     if magic != MAGIC:
@@ -178,9 +179,10 @@ def read_footer(tail: Part, file_size: int, location: str) -> Footer:
 
 
 def _inflate_lz4(frame: Part, limit_bytes: int, subject: str) -> bytes:
-    """Decompress exactly one LZ4 frame.
+    """Decompress an LZ4 frame to at most `limit_bytes` bytes.
 
-    The frame is decompressed as a stream, because the content size in its header is not trusted.
+    The frame is decompressed as a stream, because the content size in its header is not trusted. One byte more than the
+    limit is requested, to detect a longer content.
     """
     try:
         with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(frame)), "lz4") as stream:

@@ -166,7 +166,11 @@ class _Weighing:
         self.total = 0
 
     def weigh_structure(self, offset: int, depth: int) -> int:
-        """Add the memory of a structure, and return the position after the structure."""
+        """Add the memory of a structure to the estimate, and return the position after the structure.
+
+        A field header has the distance from the previous field id in its upper half, and the type in its lower half. If
+        the distance is 0, the id follows. A boolean has no further bytes: its type is its value.
+        """
         if depth > _DEPTH_MAX:
             raise ValueError("structures are nested too deeply")
         data, number = self._data, 0
@@ -182,7 +186,11 @@ class _Weighing:
         return offset + 1
 
     def _weigh_value(self, kind: int, offset: int, depth: int, number: int) -> int:
-        """Add the memory of a value, and return the position after it."""
+        """Add the memory of a value to the estimate, and return the position after the value.
+
+        Only fields and the items of lists are charged. The highest bit of an integer's byte states whether another
+        byte follows.
+        """
         data = self._data
         if kind in (I16, I32, I64):
             while data[offset] & 0x80:
@@ -198,7 +206,11 @@ class _Weighing:
         return offset + {I8: 1, DOUBLE: 8}[kind]
 
     def _weigh_list(self, offset: int, depth: int, number: int) -> int:
-        """Add the memory of a list, and return the position after it."""
+        """Add the memory of a list to the estimate, and return the position after the list.
+
+        The upper half of the header is the length, or 15 if the length follows. The memory of all items is charged
+        first, because a reader allocates it before it reads the items. `number` is the field id of the list.
+        """
         header = self._data[offset]
         offset += 1
         size, kind = header >> 4, header & 15

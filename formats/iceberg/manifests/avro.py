@@ -55,7 +55,12 @@ class Container:
 
 
 def read_container(data: bytes | memoryview, location: str, *, inflated_limit_bytes: int) -> Container:
-    """Parse a complete file.
+    """Parse a complete Avro file: its header, and its blocks of rows, which are decompressed but not decoded.
+
+    Args:
+        data: The bytes of the file.
+        location: The location of the file, for errors.
+        inflated_limit_bytes: The maximum size of all decompressed blocks together.
 
     Raises:
         Corrupt: The file violates the specification. The message names `location`.
@@ -137,7 +142,11 @@ class _Reader:
         return piece
 
     def read_long(self, field: str) -> int:
-        """Read a zig-zag varint of at most 64 bits."""
+        """Read a zig-zag varint of at most 64 bits: seven bits per byte, the lowest first. The last bit is the sign.
+
+        Args:
+            field: What the number is, for errors.
+        """
         value = shift = 0
         for byte in self._data[self._position : self._position + _VARINT_BYTES_MAX]:
             value |= (byte & 0x7F) << shift
@@ -211,7 +220,10 @@ def _inflate_zstandard(block: memoryview, limit: int) -> bytes:
 
 
 def _inflate_snappy(block: memoryview, limit: int) -> bytes:
-    """Decompress a block in Snappy's format. The big-endian CRC32 of the result follows the block."""
+    """Decompress a block in Snappy's format. The big-endian CRC32 of the result follows the block.
+
+    A block begins with its decompressed size, seven bits per byte. The size is checked before memory is allocated.
+    """
     if len(block) < 1 + _SNAPPY_CHECKSUM_BYTES:
         raise EOFError("a snappy block has at least 5 bytes")
     compressed = block[:-_SNAPPY_CHECKSUM_BYTES]

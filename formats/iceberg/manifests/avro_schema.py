@@ -62,7 +62,7 @@ class Double:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Bytes or a string that are read into a column of spans."""
+    """Bytes or a string that are read into a column of spans, which are positions and lengths in the file's bytes."""
 
     name: str
     scratch: bool = False
@@ -112,7 +112,11 @@ Wanted: TypeAlias = Leaf | ByColumn | Elements | PartitionRecord | RecordReader
 
 @dataclass(frozen=True, slots=True)
 class PartitionFieldColumn:
-    """A field of the partition record, with its type and its column in the program."""
+    """A field of the partition record, with its type and the column into which the program reads it.
+
+    Attributes:
+        logical: The Avro logicalType, such as date, or None.
+    """
 
     name: str
     field_id: int | None
@@ -126,7 +130,7 @@ class PartitionFieldColumn:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A compiled schema: the program, and its columns."""
+    """A compiled schema: the program that reads rows with this schema, and the columns into which it reads them."""
 
     program: Program
     columns: dict[str, int]
@@ -137,7 +141,11 @@ class Compiled:
 
 
 def compile_schema(schema: str, reader: RecordReader) -> Compiled:
-    """Return the program that reads the `reader` fields from rows of the writer's `schema`.
+    """Return the program that reads some fields from rows with the writer's schema.
+
+    Args:
+        schema: The writer's schema, as JSON.
+        reader: The requested fields.
 
     Raises:
         Corrupt: The schema is invalid, or its rows do not have the requested fields. The caller adds the file's
@@ -166,7 +174,13 @@ def compile_schema(schema: str, reader: RecordReader) -> Compiled:
 
 @dataclass(frozen=True, slots=True)
 class _SchemaPosition:
-    """A position in the writer's schema."""
+    """A position in the writer's schema.
+
+    Attributes:
+        namespace: The namespace in which names of types are looked up.
+        field: The name of the field, for errors.
+        depth: The number of types that contain the position.
+    """
 
     namespace: str
     field: str
@@ -207,7 +221,16 @@ class _Compiler:
         size: int = 0,
         children: Any = (),
     ) -> int:
-        """Add a node to the program, and return its index."""
+        """Add a node to the program, and return its index.
+
+        Args:
+            op: The operation, such as the name of an Avro type.
+            position: The position in the writer's schema.
+            minimum_size: The minimum number of bytes of a value.
+            slot: The column or group to which the value is written, or -1 to skip the value.
+            size: The size of a fixed type, or the minimum size of the items of a list or map.
+            children: The indexes of the nodes of the parts of the value.
+        """
         if len(self.nodes) >= _NODES_MAX:
             raise self.make_error(position, f"more than {_NODES_MAX} types")
         self.nodes.append((op, slot, size, list(children)))
@@ -216,7 +239,10 @@ class _Compiler:
         return len(self.nodes) - 1
 
     def add_column(self, name: str, kind: str, position: _SchemaPosition) -> int:
-        """Return the column with a name. On first use, create it. The branches of a union share a column."""
+        """Return the column with a name. On first use, create it.
+
+        The branches of a union share a column, so they must have the same kind of column.
+        """
         column = self.columns.setdefault(name, len(self.column_kinds))
         if column == len(self.column_kinds):
             self.column_kinds.append(kind)
@@ -225,7 +251,11 @@ class _Compiler:
         return column
 
     def resolve(self, schema: Any, position: _SchemaPosition) -> tuple[str, Any, _SchemaPosition]:
-        """Return the type of a schema, its JSON object and its position, with names resolved and wrappers removed."""
+        """Return the type of a schema, its JSON object and its position.
+
+        A name is replaced by the type that it names, and an object that only wraps another type by this type. An error
+        record is read like a record.
+        """
         while True:
             if position.depth > _DEPTH_MAX:
                 raise self.make_error(position, f"nested deeper than {_DEPTH_MAX}")
@@ -269,7 +299,13 @@ class _Compiler:
         return (f"{namespace}.{name}" if namespace else name), namespace
 
     def add_value(self, schema: Any, reader: Wanted | None, position: _SchemaPosition) -> int:
-        """Add the nodes of a value and of its children, and return the index of the value's node."""
+        """Add the nodes of a value and of its children, and return the index of the value's node.
+
+        Args:
+            schema: The writer's schema of the value.
+            reader: The requested form of the value, or None if the program skips the value.
+            position: The position in the writer's schema.
+        """
         kind, schema, position = self.resolve(schema, position)
         if kind == "union":
             return self.add_union(schema, reader, position)
@@ -310,7 +346,14 @@ class _Compiler:
         return _MINIMUM_SIZES[kind] if kind in _FIXED_SIZE_TYPES else 0
 
     def add_leaf(self, kind: str, schema: Any, leaf: Leaf, position: _SchemaPosition) -> int:
-        """Add the node of a value that is written to a column, and return its index."""
+        """Add the node of a value that is written to a column, and return the index of the node.
+
+        Args:
+            kind: The Avro type of the value.
+            schema: The JSON object of the type.
+            leaf: The requested column. Its class determines the accepted Avro types.
+            position: The position in the writer's schema.
+        """
         accepted_kinds = _ACCEPTED_TYPES[type(leaf)]
         if kind not in accepted_kinds:
             raise self.make_error(position, f"{' or '.join(accepted_kinds)} is expected, not {kind}")
@@ -321,7 +364,11 @@ class _Compiler:
         return self.add_node(kind, position, size if kind in _FIXED_SIZE_TYPES else 1, slot=column, size=size)
 
     def add_union(self, branches: list[Any], reader: Wanted | None, position: _SchemaPosition) -> int:
-        """Add the nodes of a union and its branches, and return the index of the union's node."""
+        """Add the nodes of a union and its branches, and return the index of the union's node.
+
+        All branches write to the same columns. The branch null is added last, because it also writes to the columns
+        that the other branches create.
+        """
         kinds = [self.resolve(branch, position.descend())[0] for branch in branches]
         nulls = kinds.count("null")
         if not kinds or "union" in kinds or nulls > 1:
@@ -349,7 +396,10 @@ class _Compiler:
         return [self.columns[reader.name]]
 
     def add_record(self, schema: Any, reader: RecordReader | PartitionRecord | None, position: _SchemaPosition) -> int:
-        """Add the nodes of a record and its fields, and return the index of the record's node."""
+        """Add the nodes of a record and its fields, and return the index of the record's node.
+
+        A field whose values take no bytes needs no node: there is nothing to read or skip.
+        """
         fields = schema.get("fields")
         if not isinstance(fields, list) or not all(
             isinstance(record_field, dict) and isinstance(record_field.get("name"), str) and "type" in record_field
@@ -393,7 +443,10 @@ class _Compiler:
         return readers_by_index
 
     def add_partition_field(self, field: dict[str, Any], position: _SchemaPosition) -> int:
-        """Add the nodes of a partition field, and return the index of its node."""
+        """Add the nodes of a partition field, and return the index of its node.
+
+        The field is usually a union of null and a type. A field whose type is null in all rows gets no column.
+        """
         kind, schema, schema_position = self.resolve(field["type"], position)
         branches = schema if kind == "union" else [field["type"]]
         branch_types = [self.resolve(branch, schema_position.descend())[:2] for branch in branches]
@@ -422,7 +475,12 @@ class _Compiler:
         return node
 
     def add_group(self, schema: Any, reader: ByColumn | Elements, position: _SchemaPosition) -> int:
-        """Add the nodes of a list or of a map by column id, and return the index of its node."""
+        """Add the nodes of a list or of a map by column id, and return the index of its node.
+
+        Its elements are read into a group of columns, one for each field. A list also has a column with the number of
+        elements of each row. For a map, the values are collected by column id, so it has no such column. A map with the
+        usual layout is read by one operation of the program.
+        """
         by_column = isinstance(reader, ByColumn)
         if isinstance(reader, ByColumn):
             fields: tuple[tuple[int, str, Leaf], ...] = (
@@ -451,7 +509,7 @@ class _Compiler:
         return self.add_node("array", position, 1, slot=slot, size=self.minimum_sizes[item], children=[item])
 
     def match_plain_map(self, items: Any, reader: ByColumn, position: _SchemaPosition) -> str | None:
-        """Return the operation for the usual layout of a map, or None for other layouts.
+        """Return the operation that reads a map with the usual layout in one step, or None for other layouts.
 
         In the usual layout, each record has an int and then a long or bytes, without nulls or other fields.
         """

@@ -124,8 +124,8 @@ def _find_partition_type(metadata: TableMetadata, field: PartitionField) -> str:
 def compute_decimal_size(kind: str) -> int:
     """Return the number of bytes of a decimal type in Avro (spec: appendix A).
 
-    It is the smallest number that is sufficient for every unscaled value of the type. A truncated value can be a step
-    below the minimum of the precision; it usually fits too.
+    It is the smallest number that is sufficient for every unscaled value of the type. The transform `truncate` rounds
+    down, so its result can be less than the lowest value of the type. It usually fits too.
     """
     greatest: int = 10 ** values.get_decimal_precision(kind) - 1
     return greatest.bit_length() // 8 + 1  # One more bit is the sign.
@@ -242,7 +242,11 @@ def _add_path_to_errors(path: str) -> Iterator[None]:
 
 
 def _decode_file(file_json: _FileJson, metadata: TableMetadata) -> ContentFile:
-    """Convert the parsed JSON of a file to a ContentFile."""
+    """Convert the parsed JSON of a file to a ContentFile.
+
+    Empty lists become None, which means the same. The sort order of position deletes is dropped, because the spec fixes
+    their order.
+    """
     content = _CONTENTS.get(file_json.content.lower().replace("_", "-"))
     if content is None:
         raise ValueError(f"content: {file_json.content!r} is not one of {', '.join(_CONTENTS)}")
@@ -333,7 +337,16 @@ def _parse_bounds(name: str, bounds: _Bounds | None) -> dict[int, bytes] | None:
 
 
 def _pair_columns(name: str, keys: Sequence[int], values: Sequence[Any]) -> Iterable[tuple[int, Any]]:
-    """Yield each column id with its value. Raise ValueError if the ids are not distinct, or some have no value."""
+    """Yield each column id with its value.
+
+    Args:
+        name: The name of the field, for errors.
+        keys: The column ids.
+        values: The values, in the order of the column ids.
+
+    Raises:
+        ValueError: The ids are not distinct, or their number differs from the number of values.
+    """
     if len(keys) != len(values):
         raise ValueError(f"{name}: the file has {len(keys)} keys, but {len(values)} values")
     if len(set(keys)) != len(keys):
@@ -401,7 +414,10 @@ def _check_vector(file: ContentFile, version: int) -> None:
 
 
 def _check_statistics(file: ContentFile, metadata: TableMetadata) -> None:
-    """Check the split offsets, and the counts and bounds of columns, which must be columns of the table."""
+    """Check the split offsets, and the counts and bounds of columns.
+
+    A column must be in a schema of the table. It is first searched in the current schema, which is faster.
+    """
     if file.referenced_data_file is not None:
         _check_text("referenced-data-file", file.referenced_data_file)
     offsets = file.split_offsets or ()
@@ -437,13 +453,19 @@ def _check_bounds(file: ContentFile, kinds: Mapping[int, Type]) -> None:
     lower_bounds = _decode_bounds("lower-bounds", file.lower_bounds, kinds)
     upper_bounds = _decode_bounds("upper-bounds", file.upper_bounds, kinds)
     for column, (kind, lower_bound) in lower_bounds.items():
-        # Java's writers order UUIDs as two signed halves.
+        # Java's writers order UUIDs as two signed halves, so their lower bound can have the greater bytes.
         if column in upper_bounds and kind != "uuid" and lower_bound > upper_bounds[column][1]:
             raise ValueError(f"lower-bounds: the bound of column {column} is above its upper bound")
 
 
 def _decode_bounds(name: str, bounds: dict[int, bytes] | None, kinds: Mapping[int, Type]) -> dict[int, tuple[str, Any]]:
-    """Return the type and the value of each comparable bound, by column id."""
+    """Return the type and the value of each comparable bound, by column id.
+
+    Args:
+        name: The name of the field, for errors.
+        bounds: The encoded bounds by column id.
+        kinds: The types of the columns by id. Bounds of opaque types, whose order is not defined, are left out.
+    """
     typed_bounds = {}
     for column, data in (bounds or {}).items():
         kind = kinds[column]

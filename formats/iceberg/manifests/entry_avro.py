@@ -101,7 +101,10 @@ _LONG_BITS = 64
 
 
 def encode_varint(value: int) -> bytes:
-    """Encode an int or long as a zig-zag varint with seven bits per byte.
+    """Encode an int or long as a zig-zag varint: seven bits per byte, and the sign in the lowest bit.
+
+    Small numbers are in a table, and numbers of three and four bytes are encoded without a loop, because a manifest has
+    many of them.
 
     Raises:
         ValueError: The value does not fit into 64 bits.
@@ -183,9 +186,16 @@ def _make_map_field(name: str, field_id: int, key_id: int, value: str) -> AvroFi
     """Return the field of a map by column id.
 
     The keys are not strings, so Avro represents the map as an array of pairs (spec: appendix A).
+
+    Args:
+        name: The name of the field.
+        field_id: The field id of the map.
+        key_id: The field id of the keys. The field id of the values is the next number, as in the spec.
+        value: The Avro type of the values: "long" for counts, or "bytes" for bounds.
     """
     write = _encode_counts if value == "long" else _encode_bounds
     pair = [
+        # Only the schemas of these fields are used. `write` encodes the complete map.
         AvroField("key", key_id, "int", _encode_int, False),
         AvroField("value", key_id + 1, value, encode_varint, False),
     ]
@@ -293,7 +303,11 @@ def _make_partition_type(kind: str, field_id: int) -> tuple[object, Write]:
 
 
 def _make_partition_record(fields: Sequence[PartitionField], types: Sequence[str]) -> tuple[Json, Write]:
-    """Return the Avro record of the partition values, whose field names are unique, and its encoder."""
+    """Return the Avro record of the partition values, and its encoder.
+
+    Names are converted to Avro's alphabet. If two fields then have the same name, the second gets its id as a suffix.
+    The original name is stored as well. A value of type null takes no bytes, so it has no encoder.
+    """
     schemas: dict[str, Json] = {}
     writers: list[Write | None] = []
     for field, kind in zip(fields, types, strict=True):
@@ -320,7 +334,11 @@ def _make_partition_record(fields: Sequence[PartitionField], types: Sequence[str
 
 
 def _make_record(name: str, fields: Iterable[AvroField], format_version: int) -> tuple[Json, Write]:
-    """Return the schema of a record, and its encoder for objects that have the fields as attributes."""
+    """Return the schema of a record, and its encoder for objects that have the fields as attributes.
+
+    Only the fields of the format version are included. An optional field is a union of null and a type, so the number
+    of the branch precedes its value.
+    """
     version_fields = [field for field in fields if field.since <= format_version <= field.until]
     writers = [(field.get or attrgetter(field.name), field.write, field.optional) for field in version_fields]
 
@@ -342,7 +360,10 @@ def _make_record(name: str, fields: Iterable[AvroField], format_version: int) ->
 def build_entry_record(
     format_version: int, fields: Sequence[PartitionField], types: Sequence[str]
 ) -> tuple[Json, Write]:
-    """Return the schema and the encoder of `ManifestEntry`, for a partition spec with these fields and types."""
+    """Return the schema and the encoder of `ManifestEntry`, for a partition spec with these fields and types.
+
+    The names and ids of the records and fields are those of the spec ("Manifests").
+    """
     partition, write_partition = _make_partition_record(fields, types)
     file, write_file = _make_record(
         "r2",
@@ -436,9 +457,10 @@ def get_codec(properties: Mapping[str, str]) -> Codec:
 
 
 def _make_deflate_codec(level: int | None) -> Codec:
-    """Return the deflate codec.
+    """Return the name and the function of the deflate codec.
 
-    Without a level, it uses ISA-L, which takes a tenth of the time of zlib's default level.
+    Without a level, it uses the library ISA-L, which takes a tenth of the time of zlib's default level. Avro requires
+    raw deflate, without the header of zlib.
     """
 
     def pack(block: bytes) -> bytes:
@@ -479,7 +501,13 @@ _LEVELS = dict.fromkeys(("gzip", "deflate"), (-1, 9)) | dict.fromkeys(("zstd", "
 def write_container(schema: Json, rows: Iterable[bytes], header: Mapping[str, str], codec: Codec) -> bytes:
     """Return a complete Avro file with encoded rows.
 
-    Equal rows give equal bytes, because the sync marker is derived from the header.
+    Equal rows give equal bytes, because the sync marker between blocks is derived from the header.
+
+    Args:
+        schema: The Avro schema of the rows.
+        rows: The encoded rows.
+        header: The entries of the header, in addition to the schema and the codec.
+        codec: The name of the codec, and the function that compresses a block.
     """
     name, pack = codec
     entries = {**header, "avro.schema": msgspec.json.encode(schema).decode(), "avro.codec": name}

@@ -54,7 +54,7 @@ INFLATED_LIMIT_BYTES = 1 << 29
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """One text for each row, as positions in the heap.
+    """One text for each row, as positions in the heap, which is an array with the bytes of all texts.
 
     If the Avro type is string, the texts are valid UTF-8.
     """
@@ -293,7 +293,12 @@ def decode_manifest(
 
 @dataclass(frozen=True, slots=True)
 class DecodedList:
-    """A manifest list, with the data to compare it with the list of a neighbouring snapshot."""
+    """A manifest list, with the data to compare it with the list of a neighbouring snapshot.
+
+    Attributes:
+        schema: The Avro schema of the file, as JSON.
+        heap: The inflated bytes of all rows.
+    """
 
     manifests: tuple[ManifestFile, ...]
     """The manifests in the order of the file."""
@@ -352,9 +357,10 @@ def decode_list(
 def _count_common_rows(new: DecodedList, neighbour: DecodedList) -> tuple[int, int]:
     """Return the number of equal rows at the begin of two lists, and the number of equal rows at their end.
 
-    No row is counted twice. Rows follow each other without gaps. If all bytes from the path of a row to the end of the
-    file are equal, all later rows are equal. The row itself may differ, because it can begin before its path. At the
-    begin, a row is equal if the bytes up to the path of the next row are equal.
+    Only the positions of the paths in the rows are known, and a row can begin before its path. So rows are compared
+    from path to path. At the begin, a row is equal if all bytes up to the path of the next row are equal. At the end,
+    all rows after a path are equal if all bytes from this path to the end of the file are equal. This is why both
+    counts are reduced by 1. No row is counted twice.
     """
     if new.schema != neighbour.schema:
         return 0, 0
@@ -382,7 +388,10 @@ def _count_leading(truths: NDArray[np.bool_]) -> int:
 
 
 def _decode_manifests(rows: _DecodedRows, first: int, end: int) -> Iterator[ManifestFile]:
-    """Yield the manifests of some rows of a list."""
+    """Yield the manifests of the rows from `first` to `end` (exclusive) of a list.
+
+    In format version 1, the content and the sequence numbers are absent, which means 0.
+    """
     longs = {name: rows.read_numbers(name, first, end) for name in _LIST_LONGS.values()}
     for name in ("content", "sequence_number", "min_sequence_number"):
         longs[name] = [value or 0 for value in longs[name]]
@@ -397,7 +406,10 @@ def _decode_manifests(rows: _DecodedRows, first: int, end: int) -> Iterator[Mani
 
 
 def _decode_summaries(rows: _DecodedRows, first: int, end: int) -> Iterator[tuple[FieldSummary, ...] | None]:
-    """Yield the partition summaries of some manifests of a list."""
+    """Yield the partition summaries of the manifests from `first` to `end` (exclusive) of a list.
+
+    The summaries of all manifests are in common arrays, so the counts of the rows give the part of each manifest.
+    """
     nulls, nans, lowers, uppers = rows.read_elements("partitions", 4)
     flags = {0: False, 1: True}
     counts = rows.read_element_counts("partitions")
@@ -422,7 +434,11 @@ def _decode_summaries(rows: _DecodedRows, first: int, end: int) -> Iterator[tupl
 def _decode_rows(
     data: bytes | memoryview, location: str, reader: RecordReader, inflated_limit_bytes: int
 ) -> _DecodedRows:
-    """Decode the requested fields of a file's rows."""
+    """Decode the requested fields of a file's rows.
+
+    The inflated size is limited in proportion to the size of the file, but a small file may also inflate to
+    `_INFLATED_BYTES_MIN`. The compiled schemas of most files are cached, because few schemas occur.
+    """
     limit_bytes = min(inflated_limit_bytes, _INFLATED_BYTES_MIN + _INFLATION_RATIO_MAX * len(data))
     container = read_container(data, location, inflated_limit_bytes=limit_bytes)
     try:
@@ -484,7 +500,11 @@ class _DecodedRows:
         return cast(_Elements, self.read_group(name, [(np.empty(0, np.int64), np.empty(0, np.int32))] * width))
 
     def read_partition(self) -> tuple[PartitionFieldValues, ...]:
-        """Return the values of the partition fields."""
+        """Return the values of the partition fields.
+
+        Some writers omit the field ids from the Avro schema. The ids are then read from the partition spec in the
+        header.
+        """
         fields = self.compiled.partition
         ids = [field.field_id for field in fields]
         if None in ids:
@@ -506,7 +526,10 @@ class _DecodedRows:
         return PartitionFieldValues(*field_description, spans=Spans(values, lengths))
 
     def _read_declared_ids(self, width: int) -> list[int | None]:
-        """Return the field ids of the partition spec in the header, for a writer that omitted them from the schema."""
+        """Return the field ids of the partition spec in the header, for a writer that omitted them from the schema.
+
+        Fields without ids have consecutive ids, as in format version 1. `width` is the number of fields in the schema.
+        """
         try:
             declared_fields = convert_json(self.container.metadata.get("partition-spec", ""), list[_DeclaredField])
         except msgspec.DecodeError:
@@ -522,7 +545,10 @@ class _DecodedRows:
         return [None if value == MISSING else value for value in self.read_long(name)[first:end].tolist()]
 
     def read_raw(self, spans: Spans, first: int, end: int) -> list[bytes | None]:
-        """Return the bytes of the spans of some rows, or None for null."""
+        """Return the bytes of the rows from `first` to `end` (exclusive), or None for null.
+
+        `spans` has the positions and the lengths of the texts of all rows.
+        """
         heap = self.container.heap.data
         return [
             None if length < 0 else bytes(heap[start : start + length])

@@ -94,7 +94,10 @@ def _split_lists(counts: Any, values: Any) -> Iterator[tuple[int, ...] | None]:
 def _group_values_by_row(rows: int, columns: dict[int, Any], heap: bytes | None) -> list[dict[int, Any] | None]:
     """Return the values of each row by column id, or None for a row without values.
 
-    If the values are bounds, they are slices of `heap`.
+    Args:
+        rows: The number of rows.
+        columns: The numbers of the rows with a value, and the values, by column id.
+        heap: The bytes of bounds, which `columns` has as starts and lengths. For counts, it is None.
     """
     by_row: list[dict[int, Any] | None] = [None] * rows
     for column in sorted(columns):
@@ -126,7 +129,15 @@ def _decode_partitions(
 
 
 def _decode_partition_column(values: PartitionFieldValues, kind: str, heap: bytes) -> list[Value | None]:
-    """Return the values of a field, converted to its current type (spec: "Schema Evolution")."""
+    """Return the values of a partition field, converted to its current type (spec: "Schema Evolution").
+
+    A column without values is not converted, because its stored type need not fit the current type.
+
+    Args:
+        values: The stored values.
+        kind: The current type.
+        heap: The bytes of stored texts and bytes.
+    """
     name = get_base_name(kind)
     if values.spans is not None:
         stored_values: list[Any] = _read_spans(values.spans, heap)
@@ -158,7 +169,10 @@ def _make_bytes_reader(values: PartitionFieldValues, kind: str) -> Callable[[Any
 
 
 def _make_number_reader(values: PartitionFieldValues, name: str) -> Callable[[Any], Value]:
-    """Return the function that converts a stored number to the current type."""
+    """Return the function that converts a stored number to the current type, whose base name is `name`.
+
+    The type of a column can change from date to timestamp. Older manifests then have days, which become times.
+    """
     if name in FLOATS and values.doubles is not None:
         return float
     if name == "boolean" and values.type == "boolean":

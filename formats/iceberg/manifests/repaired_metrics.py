@@ -37,9 +37,14 @@ FindType = Callable[[int], Type | None]
 
 
 def repair_file(file: ContentFile, find_type: FindType) -> ContentFile:
-    """Return the file without its unusable metrics.
+    """Return the file without the metrics that readers cannot use.
 
-    If all metrics are usable, the result is the same object.
+    A count is unusable if it is negative. A count of nulls or NaNs is also unusable if it exceeds the count of values.
+    `_repair_pair` describes bounds. If all metrics are usable, the result is the same object.
+
+    Args:
+        file: The file.
+        find_type: A function that returns the type of a column id, or None.
     """
     changes: dict[str, dict[int, int] | dict[int, bytes]] = {}
     for name in _COUNTS:
@@ -116,8 +121,12 @@ def _read_bounds_by_row(bounds: BoundsByColumn, column: int, heap: bytes) -> dic
 
 
 def _repair_pair(kind: Type | None, lower: bytes | None, upper: bytes | None) -> tuple[bytes | None, bytes | None]:
-    """Return the usable bounds of a column, corrected if necessary. An unusable bound becomes None."""
-    if kind is None:
+    """Return the usable bounds of a column, corrected if necessary. An unusable bound becomes None.
+
+    Bounds that cannot be decoded are unusable, and so are both bounds if the lower bound is above the upper bound. A
+    lower bound of a string may be cut within a character; the rest of this character is removed.
+    """
+    if kind is None:  # The table has no such column, so no plan reads the bounds.
         return lower, upper
     if not isinstance(kind, str):
         return None, None  # Structs, lists and maps have no bounds.
@@ -143,7 +152,15 @@ def _decode_or_none(kind: str, data: bytes | None) -> Value | None:
 
 
 def _encode_bound(kind: str, value: Value | None, data: bytes | None) -> bytes | None:
-    """Return the repaired bound with a value. `data` is the stored bound, which only a decimal does not keep."""
+    """Return the bytes of a repaired bound.
+
+    They are the stored bytes, except for a decimal, whose stored bytes may be longer than the spec allows.
+
+    Args:
+        kind: The type of the column.
+        value: The value of the bound, or None if the bound is unusable.
+        data: The stored bytes.
+    """
     if value is None:
         return None
     return encode_single_value(kind, value) if kind.startswith("decimal") else data

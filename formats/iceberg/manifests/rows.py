@@ -59,7 +59,13 @@ def _select_partition_rows(values: PartitionFieldValues, rows: Longs) -> Partiti
 
 
 def _select_by_column(columns: dict[int, Any], rows: Longs, row_count: int) -> dict[int, Any]:
-    """Return the counts or bounds of some rows, by column id. `row_count` is the number of all rows."""
+    """Return the counts or bounds of some rows, by column id.
+
+    Args:
+        columns: The ascending numbers of the rows with a value, and arrays of the values, by column id.
+        rows: The rows to keep, ascending. They get new numbers from 0.
+        row_count: The number of rows before the selection.
+    """
     by_column = {}
     for column, (row_numbers, *values) in columns.items():
         if len(row_numbers) == row_count:  # Each row has a value of this column.

@@ -77,8 +77,12 @@ class WrittenManifest:
     """The minimum sequence number of the live entries that have one."""
 
     def to_manifest_file(self, path: str, *, snapshot_id: int, sequence_number: int) -> ManifestFile:
-        """Return the entry of the manifest list for this manifest, as a file at `path` that the snapshot `snapshot_id`
-        adds.
+        """Return the entry of the manifest list for this manifest.
+
+        Args:
+            path: The location of the manifest.
+            snapshot_id: The snapshot that adds the manifest.
+            sequence_number: The sequence number of the snapshot, which added files inherit.
         """
         oldest = self.min_sequence_number
         min_sequence_number = sequence_number if oldest is None else min(oldest, sequence_number)
@@ -154,7 +158,16 @@ def write_manifest(
 
 
 def _check_entry(entry: ManifestEntry, spec_id: int, content: int, version: int) -> None:
-    """Check that an entry belongs in a manifest. Raise ValueError if it does not."""
+    """Check that an entry belongs in a manifest. Raise ValueError if it does not.
+
+    In version 1, entries inherit no snapshot id. Later versions let only added files inherit their sequence number.
+
+    Args:
+        entry: The entry.
+        spec_id: The partition spec of the manifest.
+        content: The content type of the manifest: data or deletes.
+        version: The format version of the table.
+    """
     file = entry.file
     if file.spec_id != spec_id or (file.content != DATA) != (content != DATA_MANIFEST):
         raise ValueError(f"the partition spec or the content of {file.file_path} differs from the manifest")
@@ -166,7 +179,7 @@ def _check_entry(entry: ManifestEntry, spec_id: int, content: int, version: int)
 
 
 def _to_writable_entry(entry: ManifestEntry) -> ManifestEntry:
-    """Return the entry. If it is added, remove its first row id, which the commit assigns."""
+    """Return the entry. If it is added, remove the first row id of its file, because the commit assigns row ids."""
     if entry.status != ADDED or entry.file.first_row_id is None:
         return entry
     file = msgspec.structs.replace(entry.file, first_row_id=None)
@@ -270,7 +283,10 @@ def write_manifest_list(
 
 
 def _check_listed(manifest: ManifestFile, version: int) -> None:
-    """Check that a manifest has all values that a manifest list of a format version requires."""
+    """Check that a manifest has all values that a manifest list of a format version requires.
+
+    From version 2 on, the counts of files and rows are required. Lists of version 1 may lack them.
+    """
     path = manifest.manifest_path
     if version == 1 and manifest.content != DATA_MANIFEST:
         raise ValueError(f"{path}: a table of format version 1 has no delete manifests")
@@ -305,6 +321,11 @@ def assign_first_row_ids(manifests: Sequence[ManifestFile], next_row_id: int) ->
 
 def decode_listed(data: bytes, manifest: ManifestFile, *, with_deleted: bool = False) -> DecodedManifest:
     """Decode a manifest to columns.
+
+    Args:
+        data: The bytes of the manifest.
+        manifest: The manifest, as its manifest list describes it.
+        with_deleted: Whether entries with the status DELETED are kept.
 
     Raises:
         Corrupt: The manifest is damaged, or its length differs from the manifest list.
@@ -372,7 +393,8 @@ def read_live_entries(
 def _inherit_numbers(manifest_rows: DecodedManifest, name: str, manifest: ManifestFile) -> list[int | None]:
     """Return a sequence number of each entry. Added files inherit the number of their manifest.
 
-    In version 1, the number is 0 for all entries (spec: "Sequence Number Inheritance").
+    In version 1, the number is 0 for all entries (spec: "Sequence Number Inheritance"). An existing file without a
+    number gets None, because it must not inherit.
     """
     manifest_number = manifest.sequence_number
     is_added = (manifest_rows.longs["status"] == ADDED).tolist()

@@ -17,7 +17,7 @@ MEASURE_HOURS_DEFAULT = 24
 
 @dataclass(frozen=True)
 class AutoAdvicePolicy:
-    """The limits of automatic changes of a table.
+    """The limits of the changes that Seamark automatically makes to a table when it follows its advice.
 
     Attributes:
         bytes_per_day: The maximum number of bytes that all changes of 24 hours read and write.

@@ -24,7 +24,8 @@ def list_bucket_fields(spec: PartitionSpec) -> list[PartitionField]:
 def list_coarser_specs(metadata: TableMetadata) -> frozenset[int]:
     """Return the ids of specs whose bucket count is smaller than the current count and divides it.
 
-    A returned spec has buckets of the same columns as the current spec.
+    A returned spec has buckets of the same columns as the current spec. Each of its buckets consists of whole buckets
+    of the current spec, because a bucket is the remainder of a hash divided by the count.
     """
     current_counts = {
         field.sources: get_transform_width(canonicalize_transform(field.transform))

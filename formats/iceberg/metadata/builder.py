@@ -237,7 +237,11 @@ class TableBuilder:
         self._last_spec_id = existing_id
 
     def _put_spec(self, spec: PartitionSpec) -> None:
-        """Add a partition spec under its id, with ids for fields that have none."""
+        """Add a partition spec under its id, with ids for fields that have none.
+
+        In version 1, the ids of each spec are 1000, 1001, …. Later versions reuse the id of an equal field of another
+        spec.
+        """
         if any(field.field_id is None for field in spec.fields):
             last_used_id = max(self.last_partition_id, partition.FIELD_ID_START - 1)
             spec = (
@@ -321,7 +325,10 @@ class TableBuilder:
         self.changed = True
 
     def _reserve_row_ids(self, snapshot: Snapshot) -> None:
-        """Check the row ids that a snapshot assigns, and advance the table's next row id."""
+        """Check the row ids that a snapshot assigns, and advance the table's next row id.
+
+        Row ids that are below the next row id were assigned by a concurrent commit.
+        """
         if snapshot.first_row_id is None or snapshot.added_rows is None:
             raise BadRequest("Cannot add a snapshot: first-row-id is null")
         if snapshot.first_row_id < self.next_row_id:
@@ -357,7 +364,7 @@ class TableBuilder:
             self._ref_names_by_snapshot.get(self.refs[name].snapshot_id, set()).discard(name)
 
     def _move_main(self, snapshot: Snapshot) -> None:
-        """Make a snapshot the current snapshot, and add an entry to the snapshot log."""
+        """Make a snapshot the current snapshot of the branch main, and add an entry to the snapshot log."""
         self.current_snapshot_id = snapshot.snapshot_id
         is_new_snapshot = snapshot.snapshot_id in self._added_snapshots
         if is_new_snapshot:
@@ -377,9 +384,10 @@ class TableBuilder:
         self.changed |= self.refs.pop(name, None) is not None
 
     def remove_snapshots(self, snapshot_ids: Iterable[int]) -> None:
-        """Remove snapshots, except those that were undone recently.
+        """Remove snapshots, and the statistics, branches and tags that refer to them.
 
-        Unknown ids are ignored, because two services can expire the same snapshot.
+        Snapshots that were undone in the last hour stay (`find_recently_undone` gives the reason). Unknown ids are
+        ignored, because two services can expire the same snapshot.
         """
         removed_ids: set[int] = set()
         # Find the undone snapshots only once per commit, because each of its updates may remove a snapshot.
@@ -474,7 +482,8 @@ class TableBuilder:
     def _finish_log(self) -> tuple[SnapshotLogEntry, ...]:
         """Return the snapshot log without snapshots that were current only during this commit.
 
-        If another snapshot of the log was removed, the history before it is also omitted.
+        A commit can make several snapshots current, of which clients only see the last. If another snapshot of the log
+        was removed, the history before it is also omitted.
         """
         intermediate_ids = self._past_main_snapshots - {self.current_snapshot_id}
         log = self.snapshot_log
@@ -490,7 +499,7 @@ class TableBuilder:
         return tuple(log)
 
     def _check_times(self, log: list[SnapshotLogEntry]) -> None:
-        """Check the times of the log entries of this commit.
+        """Check that the times of this commit's log entries ascend, except for a small difference between clocks.
 
         Older entries are not checked, because an irregular history of an old table must not block its commits.
         """

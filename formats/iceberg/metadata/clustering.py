@@ -75,11 +75,13 @@ class ClusteringLayout:
 
     @property
     def digest(self) -> str:
-        """The digest of the layout, 8 hexadecimal digits."""
+        """The digest of the columns and the curve, as 8 hexadecimal digits, which the names of files contain."""
         return hashlib.sha256(msgspec.json.encode([self.curve, *self.columns])).hexdigest()[:_DIGEST_CHARACTERS]
 
     def make_suffix(self, layer: str) -> str:
-        """Return the end of the names of a layer's files.
+        """Return the end of the names of a layer's files. A layer consists of all files of one rewrite.
+
+        The names contain the layer, because manifests have no field for it.
 
         Args:
             layer: 12 hexadecimal digits that are different for each layer.
@@ -88,7 +90,7 @@ class ClusteringLayout:
 
 
 class JoinDefinition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A table that a clustering joins.
+    """A table that a clustering joins, so that rows can be arranged by columns of this table.
 
     Attributes:
         table: The name of the table, with dots.
@@ -122,6 +124,9 @@ def parse_joins(properties: Mapping[str, str]) -> dict[str, JoinDefinition]:
 
 
 def parse_layer(location: str) -> tuple[str, str] | None:
-    """Return the digest of the layout and the layer of a file, or None if no clustering wrote the file."""
+    """Return the digest of the layout and the layer of a file, or None if no clustering wrote the file.
+
+    The layer identifies the rewrite that wrote the file. Both are in the name of the file.
+    """
     match = _FILE_NAME_END.search(location)
     return None if match is None else (match[1], match[2])

@@ -75,9 +75,10 @@ class TtlPolicy:
         return TtlPolicy(ages_h, properties.get(TIME_COLUMN, "").strip() or None)
 
     def list_rules(self, metadata: TableMetadata, now_ms: int) -> list[TtlRule]:
-        """Return the rules that apply at a time.
+        """Return the rules that apply at the time `now_ms`, one for each different age.
 
-        The rules of the oldest partitions are first, because these partitions lose the most columns.
+        The rule of an age selects the rows that are older, and has all columns whose age is not higher. The rules of
+        the oldest partitions are first, because these partitions lose the most columns.
 
         Raises:
             BadRequest: The table is not partitioned by a time column; or it is partitioned by several, and the policy
@@ -87,6 +88,7 @@ class TtlPolicy:
         rules = []
         for age_h in sorted(set(self.ages_h.values()), reverse=True):
             columns = tuple(column for column, age in self.ages_h.items() if age <= age_h)
+            # Limit the age to the time since 1970, because an earlier time could be outside the range of dates.
             oldest_kept_time = _EPOCH + timedelta(milliseconds=now_ms) - timedelta(hours=min(age_h, now_ms // HOUR_MS))
             rules.append(
                 TtlRule(
@@ -102,7 +104,7 @@ class TtlPolicy:
         return rules
 
     def _find_time_column(self, metadata: TableMetadata) -> TimeColumn:
-        """Return the time column of the table's partitions."""
+        """Return the time column of the table's partitions that the policy names, or the only time column."""
         time_columns = find_time_columns(metadata, metadata.default_spec)
         if self.time_column is not None:
             time_columns = [column for column in time_columns if column.name == self.time_column]
@@ -179,8 +181,11 @@ def find_time_columns(metadata: TableMetadata, spec: PartitionSpec) -> list[Time
 def compute_partition_end_ms(time: TimeColumn, value: int) -> int:
     """Return the time at which a partition ends, in milliseconds since the epoch.
 
+    A partition by the column itself contains one day, or one time.
+
     Args:
-        value: The value of the partition field, in its own unit.
+        time: The time column and its partition field.
+        value: The value of the partition field, in its own unit, such as days since 1970.
     """
     match time.transform:
         case "hour":
@@ -209,7 +214,10 @@ class TtlRule:
 
 
 def _parse_entries(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the name and the age of each entry, or empty texts for an invalid entry."""
+    """Yield the name and the age of each entry, or empty texts for an invalid entry.
+
+    The text is a JSON object, or a list such as `payload: 90 days, "a b": 1y`. Quotes are doubled in quoted names.
+    """
     if text.startswith("{"):
         try:
             ttl_by_column = convert_json(text, dict[str, str])

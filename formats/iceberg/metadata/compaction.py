@@ -58,5 +58,9 @@ def find_recently_undone(snapshots: Iterable[Snapshot], now_ms: int) -> frozense
 
 
 def get_small_file_fraction(metadata: TableMetadata) -> float:
-    """Return the fraction of the target size below which a file of the table is small."""
+    """Return the fraction of the target size below which a file of the table is small enough to be compacted.
+
+    It is lower for sorted tables, because writers of sorted rows end files early: the rows fill a buffer in memory,
+    and the Parquet file is several times smaller than the buffer.
+    """
     return SMALL_SORTED_FILE_MAX_FRACTION if metadata.default_sort_order_id else SMALL_FILE_MAX_FRACTION

@@ -158,7 +158,7 @@ def check_invariants(metadata: TableMetadata) -> None:
         raise BadRequest(f"UUID is required in format v{metadata.format_version}")
     if metadata.format_version == 1 and metadata.last_sequence_number != 0:
         raise BadRequest(f"Sequence number must be 0 in v1: {metadata.last_sequence_number}")
-    _ = metadata.current_schema, metadata.default_spec
+    _ = metadata.current_schema, metadata.default_spec  # These properties raise BadRequest if the id is unknown.
     if metadata.sort_order(metadata.default_sort_order_id) is None and metadata.default_sort_order_id != 0:
         raise BadRequest(f"Cannot find sort order with default-sort-order-id={metadata.default_sort_order_id}")
     for name, ids in (

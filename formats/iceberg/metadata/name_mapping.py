@@ -61,7 +61,7 @@ def read_name_mapping(properties: Mapping[str, str]) -> NameMapping | None:
 
 
 def select_columns(mapping: NameMapping, column_ids: Iterable[int]) -> NameMapping:
-    """Return the part of the mapping for some columns, in canonical form.
+    """Return the part of the mapping for some columns, in canonical form: entries and names are sorted.
 
     If two mappings have equal parts, they map these columns in the same way.
     """

@@ -77,7 +77,14 @@ def build_table_metadata(
 def _renumber_spec(
     value: object, requested_schema: Schema, new_schema: Schema, new_ids: Mapping[int, int]
 ) -> PartitionSpec:
-    """Parse a partition spec, and replace its column ids and field ids by new ids."""
+    """Parse the partition spec of a new table, and replace its column ids and field ids by new ids.
+
+    Args:
+        value: The JSON of the spec, or None for a table without partitions.
+        requested_schema: The schema with the client's column ids.
+        new_schema: The same schema with the new column ids.
+        new_ids: The new column ids by the client's column ids.
+    """
     if value is None:
         return partition.UNPARTITIONED
     spec = partition.normalize_spec(convert_json_value(value, PartitionSpecInput, "partition spec"))
@@ -98,7 +105,13 @@ def _renumber_spec(
 
 
 def _renumber_order(value: object, requested_schema: Schema, new_ids: Mapping[int, int]) -> SortOrder:
-    """Parse a sort order, and replace its column ids by new ids."""
+    """Parse the sort order of a new table, and replace its column ids by new ids.
+
+    Args:
+        value: The JSON of the sort order, or None for an unsorted table.
+        requested_schema: The schema with the client's column ids.
+        new_ids: The new column ids by the client's column ids.
+    """
     if value is None:
         return sort_order.UNSORTED
     order = sort_order.normalize_order(convert_json_value(value, SortOrder, "sort order"))

@@ -111,7 +111,10 @@ def normalize_spec(spec: PartitionSpecInput) -> PartitionSpec:
 
 
 def _normalize_field(field: PartitionField) -> PartitionField:
-    """Return a field in canonical form. Raise BadRequest if it has no source column."""
+    """Return a field in canonical form. Raise BadRequest if it has no source column.
+
+    A single source column is always stored as `source_id`, and several columns as `source_ids`.
+    """
     sources = field.sources
     if not sources:
         raise BadRequest(f"Invalid partition field {field.name}: missing required field `source-id`")
@@ -142,7 +145,13 @@ def fill_field_ids(spec: PartitionSpec, ids: Iterable[int]) -> PartitionSpec:
 def assign_field_ids(spec: PartitionSpec, existing_specs: Iterable[PartitionSpec], last_field_id: int) -> PartitionSpec:
     """Assign ids to the fields of a spec.
 
-    A field gets the id of an equal field in `existing_specs`, otherwise the next free id (spec, version 2).
+    A field gets the id of an equal field in `existing_specs`, otherwise the next free id (spec, version 2). An id is
+    used only once in a spec, even if two of its fields are equal.
+
+    Args:
+        spec: The spec. Existing ids of its fields stay.
+        existing_specs: The other specs of the table.
+        last_field_id: The highest id that was assigned before.
     """
     known_ids = {(field.sources, field.transform): field.field_id for old in existing_specs for field in old.fields}
     ids: list[int] = []
@@ -174,6 +183,7 @@ def check_names(spec: PartitionSpec, schema: Schema) -> None:
         if field.name in seen_names:
             raise BadRequest(f"Cannot use partition name more than once: {field.name}")
         seen_names.add(field.name)
+        # A field can have the name of its source column, or any name if its source column was dropped.
         column = schema.find_column_by_name(field.name)
         if column is not None and column.id not in field.sources and schema.column(field.sources[0]) is not None:
             raise BadRequest(f"Cannot create identity partition sourced from different field in schema: {field.name}")
@@ -214,7 +224,10 @@ def check_compatible(spec: PartitionSpec, schema: Schema) -> None:
 
 
 def _check_source(field: PartitionField, source_id: int, schema: Schema) -> None:
-    """Check that a partition field can be computed from a column. Raise BadRequest if it cannot."""
+    """Check that a partition field can be computed from a column. Raise BadRequest if it cannot.
+
+    The column must be primitive, and not inside a list or map, where it would have several values in a row.
+    """
     column = schema.column(source_id)
     if column is None:
         raise BadRequest(f"Cannot find source column for partition field: {field.describe()}")

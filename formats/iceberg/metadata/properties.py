@@ -107,6 +107,10 @@ def configures_client(name: str) -> bool:
 def check_client_properties(properties: Mapping[str, str], subject: str) -> None:
     """Check that properties do not configure a client's catalog, and that their names are not too long.
 
+    Args:
+        properties: The properties.
+        subject: The owner of the properties, for errors.
+
     Raises:
         BadRequest: A property is refused. The message names it.
     """
@@ -139,7 +143,7 @@ def drop_reserved(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def parse_count(values: Mapping[str, str], name: str, default: int) -> int:
-    """Return a number from a summary or from properties.
+    """Return the number with the key `name` from a snapshot's summary or from properties.
 
     If the value is absent, or is not a number of up to 19 digits, the result is the default.
     """

@@ -19,7 +19,10 @@ _UNKNOWN = -1
 
 
 def is_replace(snapshot: Snapshot) -> bool:
-    """Return whether the snapshot has the same rows as its parent, in other files or manifests."""
+    """Return whether the snapshot has the same rows as its parent, in other files or manifests.
+
+    Its operation is `replace`, and its counts do not contradict this.
+    """
     summary = snapshot.build_summary_map()
     return summary.get("operation") == REPLACE and not _adds_rows(summary)
 
@@ -52,9 +55,11 @@ def find_row_count_mismatch(snapshot: Snapshot, parent: Snapshot | None) -> str 
 
 
 def _adds_rows(summary: Mapping[str, str]) -> bool:
-    """Return whether a snapshot adds more rows than it removes.
+    """Return whether the summary of a snapshot shows that it adds more rows than it removes.
 
-    The undo of a rewrite does not count, because it adds the rows again that were deleted before.
+    Rows that the snapshot also deletes by position do not count. The result is False if the counts are uncertain: the
+    number of removed rows is unknown, or equality deletes were added. It is also False for the undo of a rewrite, which
+    adds rows again that had been deleted.
     """
     removed_rows = _count_removed_rows(summary)
     if removed_rows == _UNKNOWN or UNDONE in summary or parse_count(summary, "added-equality-deletes", 0):
@@ -66,7 +71,8 @@ def _adds_rows(summary: Mapping[str, str]) -> bool:
 def _count_removed_rows(summary: Mapping[str, str]) -> int:
     """Return the number of removed rows, or `_UNKNOWN`.
 
-    Writers omit a number that is 0; some writers also omit a number that is unknown.
+    Writers omit a number that is 0, and some writers also omit a number that is unknown. So if the number is absent,
+    it is 0 only if no data files were removed.
     """
     default_count = _UNKNOWN if parse_count(summary, "deleted-data-files", 0) else 0
     return parse_count(summary, "deleted-records", default_count)

@@ -68,7 +68,9 @@ class AssertRefSnapshotId(Requirement, frozen=True):
 
 
 def _make_id_requirement(field: str, attribute: str, subject: str) -> type[Requirement]:
-    """Return the class of a requirement that its integer `field` equals an attribute of the metadata.
+    """Return a class of requirements: the integer in its field must equal an attribute of the table's metadata.
+
+    The requirements of the spec for ids differ only in these names.
 
     Args:
         field: The name of the field.

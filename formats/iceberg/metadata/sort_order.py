@@ -61,7 +61,10 @@ def normalize_order(order: SortOrder) -> SortOrder:
 
 
 def _normalize_field(field: SortField) -> SortField:
-    """Return a field in canonical form. Raise BadRequest if it is invalid."""
+    """Return a field in canonical form. Raise BadRequest if it is invalid.
+
+    A single source column is always stored as `source_id`, and several columns as `source_ids`.
+    """
     direction, null_order, sources = field.direction.lower(), field.null_order.lower(), field.sources
     if direction not in ("asc", "desc"):
         raise BadRequest(f"Invalid sort direction: {field.direction} (asc or desc)")

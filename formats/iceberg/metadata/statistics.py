@@ -56,10 +56,10 @@ class StatisticsPolicy:
         return StatisticsPolicy(parse_names(properties, COLUMNS, "different columns"), percent)
 
     def list_column_types(self, schema: Schema) -> dict[int, str]:
-        """Return the types of the chosen columns by id. Structs, lists and maps, and the columns inside them, are
-        omitted.
+        """Return the types of the chosen columns by id.
 
-        Names that the schema does not have are ignored, because a column of the policy may have been dropped.
+        Structs, lists and maps, the columns inside them, and types whose values are not counted are omitted. Names that
+        the schema does not have are ignored, because a column of the policy may have been dropped.
         """
         return {
             field.id: field.type
@@ -100,9 +100,10 @@ class KnownStatistics:
         return parse_count(self.snapshot.build_summary_map(), "total-records", 0)
 
     def list_blobs(self, metadata: TableMetadata) -> dict[int, BlobMetadata]:
-        """Return the blobs of the statistics by column.
+        """Return the statistics of each column by column id, as descriptions of blobs in the statistics file.
 
-        Columns whose type has changed since then are omitted, because a wider type changes the hashes.
+        A blob is a theta sketch, the hashes from which the number of distinct values is estimated. Columns whose type
+        has changed since then are omitted, because a wider type changes the hashes.
         """
         if self.file is None:
             return {}
@@ -140,8 +141,8 @@ class KnownStatistics:
     def uncounted(self) -> frozenset[int]:
         """The later snapshots whose files may have rows that the statistics do not count.
 
-        The files of a replacement have the rows of its parent. If no earlier snapshot in `later_snapshots` has added
-        rows, the statistics count them.
+        A replacement has the same rows as its parent, in new files. The statistics count these rows, unless a snapshot
+        between the statistics and the replacement has added rows.
         """
         snapshot_ids, has_added_rows = set(), False
         for snapshot in reversed(self.later_snapshots):
@@ -157,7 +158,10 @@ class KnownStatistics:
 
 
 def find_known_statistics(metadata: TableMetadata, snapshot: Snapshot) -> KnownStatistics:
-    """Return the statistics of the snapshot, or of its nearest ancestor with statistics."""
+    """Return the statistics of the snapshot, or of its nearest ancestor with statistics.
+
+    The result also has the snapshots after this ancestor, newest first.
+    """
     files_by_snapshot = {
         file.snapshot_id: file
         for file in metadata.statistics

@@ -105,6 +105,8 @@ def decode_table(data: bytes, source: str) -> TableMetadata:
 def decompress_if_gzip(data: bytes, content_bytes_max: int | None = None) -> bytes:
     """Return the content of a gzip file, or `data` if it is not a gzip file.
 
+    The size of the content is also limited in proportion to `data`, because a small file could expand to gigabytes.
+
     Args:
         data: The content of the file.
         content_bytes_max: The maximum size of the decompressed content. The default is `UNPACKED_BYTES_MAX`.

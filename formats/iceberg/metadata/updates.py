@@ -212,12 +212,14 @@ class SetPartitionStatistics(Update, frozen=True):
 
 
 def make_simple_update(action: str, change: Callable[[Any, Any], None], field: str, kind: Any) -> type[Update]:
-    """Return the class of an update with one field, which is the argument of the working copy's method `change`.
+    """Return the class of an update with one field.
+
+    The update calls a method of the working copy, which is the mutable metadata of the commit, with this field.
 
     Args:
-        action: The name of the action.
-        change: The method.
-        field: The name of the field.
+        action: The name of the action in the REST spec.
+        change: The method of the working copy.
+        field: The name of the field in the update.
         kind: The type of the field.
     """
 

@@ -18,6 +18,12 @@ def find_near_names(name: str, names: Iterable[str], *, maximum: int = 3, cutoff
 
     If names are long or many, only some of them are compared: with 50,000 similar names, a full comparison would take
     seconds.
+
+    Args:
+        name: The name that was not found.
+        names: The existing names.
+        maximum: The maximum number of results.
+        cutoff: The minimum similarity from 0 to 1, as in `difflib.get_close_matches`.
     """
     if len(name) > CHARACTERS_MAX:
         return []

@@ -24,6 +24,11 @@ T = TypeVar("T")
 def check_number(value: int, largest: int, subject: str) -> None:
     """Check that a number which the server computes fits into its type, because no engine could read a larger number.
 
+    Args:
+        value: The number.
+        largest: The largest number of the type.
+        subject: What the number is, for the error.
+
     Raises:
         BadRequest: The number is too large.
     """

@@ -211,7 +211,7 @@ def assign_fresh_ids(schema: Schema, schema_id: int) -> tuple[Schema, dict[int, 
 
 
 def is_primitive(kind: Type) -> bool:
-    """Return whether a type is a leaf type. Variant is not one (spec: "semi-structured")."""
+    """Return whether a type is primitive. Variant is not primitive, because its values have an inner structure."""
     return isinstance(kind, str) and get_base_name(kind) != "variant"
 
 
@@ -223,7 +223,11 @@ def describe_type(kind: Type) -> str:
 
 
 def _build_index(schema: Schema) -> SchemaIndex:
-    """Build the index of a schema's columns by id and by name."""
+    """Build the index of a schema's columns by id and by name.
+
+    The characters of all full names are limited, because deeply nested fields could have names of gigabytes. A full
+    name takes precedence over an equal short name.
+    """
     by_id: dict[int, Column] = {}
     ids_by_full_name: dict[str, int] = {}
     ids_by_short_name: dict[str, int] = {}
@@ -264,7 +268,10 @@ def _build_index(schema: Schema) -> SchemaIndex:
 
 
 def _list_children(kind: Type) -> list[tuple[Field, bool]]:
-    """Return the direct children of a type, and whether short names can omit the name of the child."""
+    """Return the direct children of a type, and whether short names can omit the name of the child.
+
+    A short name omits the names `element` and `value`, such as `points.x` instead of `points.element.x`.
+    """
     if isinstance(kind, StructType):
         return [(field, False) for field in kind.fields]
     if isinstance(kind, ListType):
@@ -329,7 +336,10 @@ def _check_column(column: Column) -> None:
 
 
 def _check_identifier(field_id: int, by_id: dict[int, Column]) -> None:
-    """Check that a column can be an identifier field. Raise BadRequest if it cannot."""
+    """Check that a column can be an identifier field (spec: "Identifier Field IDs"). Raise BadRequest if it cannot.
+
+    Identifier fields identify a row. So their values must exist, be comparable, and occur once in a row.
+    """
     column = by_id.get(field_id)
     if column is None:
         raise BadRequest(f"Cannot add fieldId {field_id} as an identifier field: field does not exist")

@@ -57,7 +57,10 @@ def canonicalize_transform(transform: str) -> str:
 
 
 def accepts_type(transform: str, source_type: str) -> bool:
-    """Return whether a transform can be applied to a primitive type. The transform must be canonical."""
+    """Return whether a transform can be applied to a primitive type. The transform must be canonical.
+
+    Transforms without listed types, such as unknown transforms of later versions, accept all types.
+    """
     kind = get_base_name(source_type)
     name = transform.partition("[")[0]
     if name == IDENTITY:
@@ -112,7 +115,8 @@ def compute_transform(transform: str, kind: str, value: Value | None) -> Value |
 def make_function(transform: str, kind: str) -> Callable[..., Value | None]:
     """Return a function that applies a canonical transform to values of type `kind` that are not null.
 
-    For many values, the function is faster than `compute_transform`.
+    For many values, the function is faster than `compute_transform`. A result that does not fit its integer type
+    overflows, as in Java.
 
     Raises:
         BadRequest: The transform is unknown, or does not accept the type.
@@ -134,9 +138,9 @@ def make_function(transform: str, kind: str) -> Callable[..., Value | None]:
 
 
 def make_monotone_function(transform: str, kind: str) -> Callable[..., Any]:
-    """Return a function that applies an order-preserving transform in unbounded integers.
+    """Return a function that applies an order-preserving transform.
 
-    Its result is not truncated to the bits of the result type.
+    Its results are integers of any size. They do not overflow, unlike stored results, so they keep the order.
     """
     name = get_transform_name(transform)
     if name == "truncate":

@@ -111,7 +111,12 @@ _NANOSECOND_TIMES = "1677-09-21T00:12:43.145224192", "2262-04-11T23:47:16.854775
 
 
 def check_default(type_name: str, value: object, column: str) -> None:
-    """Check that a default is a JSON single value of a canonical primitive type.
+    """Check that the default of a column is a JSON single value of its type (spec, appendix D).
+
+    Args:
+        type_name: The canonical primitive type of the column.
+        value: The JSON of the default.
+        column: The name of the column, for errors.
 
     Raises:
         BadRequest: The value is not a single value of the type.
@@ -164,7 +169,12 @@ def _is_timestamp(value: object, type_name: str) -> bool:
 
 
 def _fits_nanoseconds(timestamp: datetime, value: str) -> bool:
-    """Return whether the number of nanoseconds of a time has 64 bits."""
+    """Return whether the nanoseconds of a time since 1970 fit into 64 bits.
+
+    Args:
+        timestamp: The time without its fraction beyond microseconds.
+        value: The text of the time, which can have nine digits of a fraction.
+    """
     fraction = re.search(r"[.,](\d{1,9})", value)
     seconds = timestamp.replace(microsecond=0, tzinfo=None).isoformat()
     fraction_digits = "" if fraction is None else fraction[1]

@@ -106,7 +106,10 @@ def get_fixed_length(kind: str) -> int:
 
 
 def decode_single_value(kind: str, data: bytes) -> Value:
-    """Decode a value of the type.
+    """Decode a value in single-value serialization (spec, appendix D).
+
+    The type of a column can be promoted, so the bytes can be a value of an older type: an int of a long column, a date
+    of a timestamp column, or a float of a double column.
 
     Raises:
         ValueError: No writer could have written the bytes.
@@ -178,7 +181,7 @@ def _promote_date(data: bytes, units_per_day: int) -> int:
 
 
 def encode_single_value(kind: str, value: Value) -> bytes:
-    """Encode a value of the type.
+    """Encode a value of the type in single-value serialization (spec, appendix D).
 
     Raises:
         ValueError: The value is outside the type.
@@ -281,7 +284,10 @@ def _parse_double(number: float, kind: str) -> float:
 
 
 def _decode_text(name: str, kind: str, text: str) -> Value:
-    """Parse a JSON text as a value of the type `kind`, whose name without parameters is `name`."""
+    """Parse a JSON text as a value of the type `kind`, whose name without parameters is `name`.
+
+    A timestamp has an offset exactly if its type has a time zone, and the offset must be zero.
+    """
     match name:
         case "string":
             return text

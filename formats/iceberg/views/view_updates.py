@@ -183,8 +183,8 @@ class _ViewBuilder:
     ) -> tuple[tuple[ViewVersion, ...], tuple[ViewLogEntry, ...]]:
         """Return the versions that are kept, and their log.
 
-        The newest versions are kept, up to the size of the history. The versions of this commit and the current version
-        are always kept.
+        The newest versions, which have the highest ids, are kept up to the size of the history. The current version and
+        as many versions as this commit adds are always kept.
         """
         size = props.parse_int(self.properties, HISTORY_SIZE, HISTORY_SIZE_DEFAULT)
         if size <= 0:
@@ -253,8 +253,14 @@ def build_view_metadata(
 ) -> ViewMetadata:
     """Return the first metadata of a view.
 
-    `schema` and `view_version` are JSON values of the create request. The `schema-id` of the version is ignored,
-    because the version uses the schema of the request.
+    Args:
+        uuid: The UUID of the view.
+        location: The location of the view.
+        schema: The JSON of the schema in the create request.
+        view_version: The JSON of the version in the create request. Its `schema-id` is ignored, because the version
+            uses the schema of the request.
+        properties: The properties of the view.
+        now_ms: The current time in milliseconds since the epoch.
 
     Raises:
         BadRequest: A value is invalid.
@@ -273,7 +279,13 @@ def build_view_metadata(
 def apply_view_updates(
     base: ViewMetadata | None, updates: Sequence[object], *, now_ms: int, new_uuid: str | None = None
 ) -> ViewMetadata:
-    """Apply updates to metadata in order. If they change nothing, return `base` itself.
+    """Apply updates to the metadata of a view in order. If they change nothing, return `base` itself.
+
+    Args:
+        base: The metadata of the view, or None to build a new view.
+        updates: The JSON of the updates.
+        now_ms: The current time in milliseconds since the epoch.
+        new_uuid: The UUID of a new view, unless an update assigns a UUID.
 
     Raises:
         BadRequest: An update is invalid.

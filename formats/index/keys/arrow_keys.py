@@ -41,7 +41,10 @@ _SECONDS_A_DAY = 86_400
 
 
 class _Piece(NamedTuple):
-    """The keys of a contiguous array, in the form of `Keys`, except that `valid` and `nan` are bool[rows]."""
+    """The keys of one chunk of a column, in the form of `Keys`, except that `valid` and `nan` are bool[rows].
+
+    Bits of several chunks could not be joined, because a chunk may end within a byte.
+    """
 
     rows: int
     codes: Codes | None
@@ -52,7 +55,11 @@ class _Piece(NamedTuple):
 
 
 def convert_to_keys(array: pa.Array | pa.ChunkedArray, kind: str) -> Keys:
-    """Convert a column to keys, row by row.
+    """Convert a column to the keys that indexes store (`keys.py`), one key for each row.
+
+    Args:
+        array: The values.
+        kind: The Iceberg type of the column.
 
     Raises:
         ValueError: An array does not have values of the Iceberg type.
@@ -79,7 +86,11 @@ def _concatenate_arrays(parts: Sequence[npt.NDArray[Any] | None]) -> npt.NDArray
 
 
 def _concatenate_starts(parts: Sequence[Longs | None]) -> Longs | None:
-    """Return the starts of the joined keys. Each array ends with the end of its last key."""
+    """Return the positions at which the joined keys begin.
+
+    Each array has the positions in its own bytes, and ends with the end of its last key. So each array is moved by the
+    number of bytes of the arrays before it.
+    """
     existing_parts = [part for part in parts if part is not None]
     if len(existing_parts) < 2:
         return existing_parts[0] if existing_parts else None
@@ -143,9 +154,12 @@ def _make_empty_mask(rows: int) -> Mask | None:
 
 
 def _view_numbers(array: pa.Array, dtype: str, width: int = 1) -> npt.NDArray[Any]:
-    """Return the fixed-width values of an array without copying them, `width` items for each row.
+    """Return the fixed-width values of an array without copying them. The values of nulls are undefined.
 
-    The items of nulls are undefined.
+    Args:
+        array: The array, which can be a slice of a larger array.
+        dtype: The numpy type of an item.
+        width: The number of items of each value.
     """
     item_dtype = np.dtype(dtype)
     data = array.buffers()[1]
@@ -155,7 +169,10 @@ def _view_numbers(array: pa.Array, dtype: str, width: int = 1) -> npt.NDArray[An
 
 
 def _encode_piece(array: pa.Array, kind: str) -> _Piece:
-    """Convert an array whose keys are codes."""
+    """Convert an array whose keys are codes, 64-bit numbers in the order of the values.
+
+    Signed integers become unsigned codes by a flip of the sign bit. A null has the code 0.
+    """
     rows, name = len(array), get_base_name(kind)
     if pa.types.is_null(array.type):
         return _Piece(rows, np.zeros(rows, dtype=np.uint64), None, None, _make_empty_mask(rows), None)
@@ -172,13 +189,18 @@ def _encode_piece(array: pa.Array, kind: str) -> _Piece:
 
 
 def _encode_floats(array: pa.Array, name: str, valid: Mask | None) -> tuple[Codes, Mask | None]:
-    """Return the codes of floats, and bool[rows] of the NaNs, or None if there are no NaNs."""
-    numbers = _view_numbers(array, {2: "f2", 4: "f4", 8: "f8"}[array.type.bit_width // 8])
+    """Return the codes of floats, and bool[rows] of the NaNs, or None if there are no NaNs.
+
+    A code consists of the bits of the double, in an order that unsigned comparisons keep: a negative number has all
+    bits inverted, and any other number has its sign bit set. A double in a column of floats must be a float.
+    """
+    numbers = _view_numbers(array, {2: "f2", 4: "f4", 8: "f8"}[array.type.bit_width // 8])  # By bytes of a number.
     # This ignores a warning about a signalling NaN, or a double outside the range of floats.
     with np.errstate(invalid="ignore", over="ignore"):
         doubles = numbers.astype(np.float64)
         if name == "float" and numbers.itemsize > 4:
             float32_numbers = numbers.astype(np.float32)
+            # A NaN differs from itself, so `numbers == numbers` excludes NaNs.
             _refuse_values((float32_numbers != numbers) & (numbers == numbers), valid, array.type, name)
     signs = (doubles.view(np.int64) >> 63).view(np.uint64)
     codes = doubles.view(np.uint64) ^ (signs | np.uint64(SIGN))
@@ -194,12 +216,13 @@ def _encode_floats(array: pa.Array, name: str, valid: Mask | None) -> tuple[Code
 def _read_integers(array: pa.Array, kind: str, name: str, valid: Mask | None) -> Longs:
     """Return the values of a type with integer values, int64[rows]. The values of nulls are undefined.
 
-    Callers must not write to the array.
+    Callers must not write to the array, because it may share the memory of the Arrow array.
     """
     arrow = array.type
     if name == "decimal" and pa.types.is_decimal(arrow):
         high, low = _split_halves(array, kind, valid)
         numbers = low.view(np.int64)
+        # The number fits into 64 bits if the high half only repeats the sign of the low half.
         _refuse_values(high != numbers >> 63, valid, arrow, kind)
         return numbers
     if name in ("int", "long") and pa.types.is_integer(arrow):
@@ -233,9 +256,15 @@ def _read_unit(name: str) -> str:
 def _rescale_numbers(
     numbers: Longs, stored_units: int, wanted_units: int, valid: Mask | None, arrow: pa.DataType, kind: str
 ) -> Longs:
-    """Convert numbers of one unit to numbers of another unit.
+    """Convert times of one unit to another unit. A time that the other unit cannot represent exactly is refused.
 
-    `stored_units` and `wanted_units` are the numbers of both units in the same time. One of them divides the other.
+    Args:
+        numbers: The times.
+        stored_units: How many units of `numbers` are in a period, such as 1,000 milliseconds in a second.
+        wanted_units: How many units of the result are in the same period. It divides `stored_units`, or vice versa.
+        valid: The rows that are not null, or None for all rows.
+        arrow: The Arrow type, for the message of the error.
+        kind: The Iceberg type, for the message of the error.
     """
     if wanted_units > stored_units:
         factor = wanted_units // stored_units
@@ -250,7 +279,10 @@ def _rescale_numbers(
 
 
 def _split_halves(array: pa.Array, kind: str, valid: Mask | None) -> tuple[Longs, Codes]:
-    """Return the high and the low 64 bits of the unscaled values of a decimal array of any width."""
+    """Return the high and the low 64 bits of the unscaled values of a decimal array of any width.
+
+    In a narrow array, the high bits are those of the sign. Wider values than 128 bits are refused.
+    """
     if array.type.scale != get_decimal_scale(kind):
         raise _make_no_values_error(array.type, kind)
     width = array.type.bit_width // 8
@@ -266,7 +298,13 @@ def _split_halves(array: pa.Array, kind: str, valid: Mask | None) -> tuple[Longs
 
 
 def _refuse_values(is_wrong: Mask, valid: Mask | None, arrow: pa.DataType, kind: str) -> None:
-    """Check that only nulls are wrong.
+    """Check that only nulls are wrong, because the values of nulls are undefined.
+
+    Args:
+        is_wrong: The rows whose values cannot be represented.
+        valid: The rows that are not null, or None for all rows.
+        arrow: The Arrow type, for the message of the error.
+        kind: The Iceberg type, for the message of the error.
 
     Raises:
         ValueError: A row that is not null is wrong.
@@ -280,7 +318,11 @@ def _make_no_values_error(arrow: pa.DataType, kind: str) -> ValueError:
 
 
 def _make_byte_keys(array: pa.Array, kind: str) -> _Piece:
-    """Convert an array whose keys are bytes."""
+    """Convert an array whose keys are bytes.
+
+    A wide decimal becomes 16 big-endian bytes with an inverted sign bit, so that the order of bytes is the order of
+    values. Other values keep their bytes.
+    """
     rows, arrow = len(array), array.type
     if pa.types.is_null(arrow):
         nothing = np.zeros(0, dtype=np.uint8)
@@ -317,11 +359,18 @@ def _make_variable_keys(array: pa.Array, offset_dtype: str) -> tuple[Longs, Byte
     skipped_bytes = array.offset * np.dtype(offset_dtype).itemsize
     starts = np.frombuffer(offsets, offset_dtype, len(array) + 1, skipped_bytes).astype(np.int64, copy=False)
     heap = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, dtype=np.uint8)
+    # A slice of an Arrow array shares the bytes of the whole array, so remove the bytes outside the slice.
     return starts - starts[0], heap[starts[0] : starts[-1]]
 
 
 def _remove_nulls(starts: Longs, heap: Bytes, valid: Mask) -> tuple[Longs, Bytes]:
-    """Return `starts` and `heap` without the bytes of nulls. Arrow allows a null to have bytes."""
+    """Return the positions and the bytes of keys without the bytes of nulls. Arrow allows a null to have bytes.
+
+    Args:
+        starts: int64[rows + 1], the position of each key in `heap`, and the end of the last key.
+        heap: The bytes of all keys.
+        valid: The rows that are not null.
+    """
     lengths = np.diff(starts)
     if not lengths[~valid].any():
         return starts, heap

@@ -44,14 +44,20 @@ _RUN = re.compile(r"([0-9a-f]+)-([0-9a-f]+)/([12])([+-][0-9a-f]+)", re.ASCII)
 
 
 def fold_case(text: str) -> str:
-    """Return the folded text, or `UNKNOWN_CASE` if the folding is unknown."""
+    """Return the folded text, in which letters that differ only by case are equal.
+
+    If this version of Unicode does not assign a character, its folding is unknown, and the result is `UNKNOWN_CASE`.
+    """
     if text.isascii():
         return text.lower()
     return text.translate(_load_folds()) if has_known_case(text) else UNKNOWN_CASE
 
 
 def has_known_case(text: str) -> bool:
-    """Return whether this version of Unicode assigns all characters of the text."""
+    """Return whether this version of Unicode assigns all characters of the text.
+
+    A fast pattern is used first. It also matches rare assigned characters, so the exact pattern checks its matches.
+    """
     if text.isascii() or _make_unassigned_pattern().search(text) is None:
         return True
     return _compile_unknown_pattern().search(text) is None
@@ -106,7 +112,11 @@ _IS_TEXT = (
 
 @cache
 def _load_folds() -> dict[int, str]:
-    """Return the folded text of each character that changes, by code point."""
+    """Return the folded text of each character that changes, by code point.
+
+    `MOVED` lists ranges of characters that change by the same distance. `REPLACED` lists single characters, whose
+    folded text can have several characters.
+    """
     characters: dict[int, str] = {}
     for run in MOVED.split():
         match = _RUN.fullmatch(run)

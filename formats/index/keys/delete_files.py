@@ -120,11 +120,11 @@ class HashSet:
 
 @dataclass(frozen=True)
 class DeletedKeys:
-    """The keys of an equality delete file.
+    """The keys of an equality delete file, twice, because engines differ in whether -0.0 equals 0.0.
 
     Attributes:
-        exact: The keys.
-        with_equal_zeros: The keys with both zeros treated as equal, or None if no column has floats.
+        exact: The keys, in which -0.0 and 0.0 differ.
+        with_equal_zeros: The keys with 0.0 instead of -0.0, or None if no column has floats.
     """
 
     exact: HashSet
@@ -178,7 +178,10 @@ def decode_delete_content(data: bytes | memoryview, file: DeleteFile, columns: C
 
 
 def _decode_positions(data: bytes | memoryview, file: DeleteFile, budget: Budget) -> Positions:
-    """Decode a position delete file."""
+    """Decode a position delete file, which lists paths of data files and positions of deleted rows.
+
+    Its columns have reserved field ids. In a file without field ids, the columns are found by name.
+    """
     try:
         parquet = BoundedParquet(pa.BufferReader(data), file.path, budget)
         budget.take(_POSITION_BYTES * max(0, parquet.rows), file.path)
@@ -209,7 +212,10 @@ def _decode_positions(data: bytes | memoryview, file: DeleteFile, budget: Budget
 
 
 def _decode_keys(data: bytes | memoryview, file: DeleteFile, columns: Columns, budget: Budget) -> DeletedKeys:
-    """Decode an equality delete file."""
+    """Decode an equality delete file, whose rows are the keys of deleted rows.
+
+    The columns are found only by field id, because a wrong column would delete wrong rows.
+    """
     try:
         parquet = BoundedParquet(pa.BufferReader(data), file.path, budget)
         column_paths = find_columns(parquet.schema, [column_id for column_id, _ in columns])
@@ -225,10 +231,11 @@ def _decode_keys(data: bytes | memoryview, file: DeleteFile, columns: Columns, b
 
 
 def _decode_vector(data: bytes | memoryview, file: DeleteFile, limit_bytes: int) -> Positions:
-    """Decode a deletion vector.
+    """Decode a deletion vector, which lists the deleted rows of one data file.
 
     It consists of the length of magic and bitmap, the magic, a 64-bit roaring bitmap, and the CRC-32 of magic and
-    bitmap.
+    bitmap. The memory is estimated before the bitmap is decoded, and again before its rows are listed, because a run of
+    a few bytes can contain any number of rows.
     """
     bytes_min = _LENGTH.size + len(_VECTOR_MAGIC) + _CHECKSUM.size
     if file.offset == MISSING or file.referenced is None or len(data) != file.length or len(data) < bytes_min:

@@ -57,7 +57,11 @@ Groups = npt.NDArray[np.int64]
 
 
 class _Sketches(NamedTuple):
-    """The bytes of sketches, and the start of each sketch."""
+    """The bytes of sketches (`distinct_sketches.py`), and the start of each sketch.
+
+    A sketch has 4096 registers, which are small numbers. A dense sketch stores one byte for each register. A sparse
+    sketch lists its registers that are not 0, as coupons of 4 bytes: a register and its number.
+    """
 
     data: npt.NDArray[np.uint8]
     starts: npt.NDArray[np.int64]
@@ -92,7 +96,9 @@ class _Sketches(NamedTuple):
 
 
 def make_coupons(values: pa.Array) -> Coupons:
-    """Return the coupon of each value.
+    """Return the coupon of each value: the register that its hash selects, and the rank for this register.
+
+    The high 12 bits of the hash are the register. The rank is the position of the first 1 in the other 52 bits.
 
     Args:
         values: Integers, dates, times in microseconds or texts, without nulls.
@@ -109,7 +115,7 @@ def make_coupons(values: pa.Array) -> Coupons:
     else:
         longs = np.ascontiguousarray(_to_longs(values).to_numpy(zero_copy_only=False))
         hashes = _murmur.hash_fixed(longs.view(np.uint8), 8, _SEED, 64)
-    low = hashes & np.uint64((1 << _HASH_BITS) - 1)
+    low = hashes & np.uint64((1 << _HASH_BITS) - 1)  # The bits below the register.
     _, bit_lengths = np.frexp(low.astype(np.float64))  # 52 bits are exact in a double.
     ranks = (_HASH_BITS + 1 - bit_lengths).astype(np.uint32)
     registers = (hashes >> np.uint64(_HASH_BITS)).astype(np.uint32)
@@ -129,7 +135,7 @@ def _to_longs(values: pa.Array) -> pa.Array:
 
 
 def make_value_sketches(values: pa.Array) -> pa.Array:
-    """Return the sketch of each value. Nulls stay null."""
+    """Return the sketch of each value, which has one coupon, a 32-bit number for its hash. Nulls stay null."""
     valid = values.is_valid().to_numpy(zero_copy_only=False)
     coupons = make_coupons(values.drop_null())
     starts = np.zeros(len(values) + 1, np.int64)
@@ -153,6 +159,9 @@ def build_sketches(values: pa.ChunkedArray, groups: Groups, count: int) -> pa.Ar
 
 def merge_sketches(sketches: pa.ChunkedArray, groups: Groups, count: int) -> pa.Array:
     """Return the merged sketches of `count` groups.
+
+    Sketches that list their registers are merged as one list of registers. Sketches with all registers are merged by
+    the maximum of each register, for some groups at a time, which limits the memory.
 
     Args:
         sketches: The sketches. A null has no values.
@@ -188,7 +197,13 @@ def merge_sketches(sketches: pa.ChunkedArray, groups: Groups, count: int) -> pa.
 def _merge_dense(
     parts: _Sketches, members: npt.NDArray[np.int64], groups: Groups
 ) -> list[tuple[int, npt.NDArray[np.uint8]]]:
-    """Return the merged registers of each group among sketches with all registers, which are sorted by group."""
+    """Merge sketches that store all registers, and return the registers of each group. A group may have no such sketch.
+
+    Args:
+        parts: The sketches.
+        members: The indexes of the sketches to merge, sorted by group.
+        groups: The group of each sketch in `parts`.
+    """
     ids, begins = np.unique(groups[members], return_index=True)
     ends = np.append(begins[1:], len(members)) if len(begins) else begins
     merged = []
@@ -202,7 +217,9 @@ def _merge_dense(
 
 
 def estimate_sketches(sketches: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Return the estimated number of distinct values of each sketch, as int64. It is 0 for a null.
+    """Return the estimated number of distinct values of each sketch, as int64. The estimate of a null is 0.
+
+    The estimate depends on how many registers have each rank, so these numbers are counted first.
 
     Raises:
         ValueError: A sketch is damaged.
@@ -248,7 +265,9 @@ def check_sketches(sketches: pa.Array) -> None:
 
 
 def _estimate(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Return the estimates for histograms of ranks.
+    """Return the estimated numbers of distinct values for histograms of ranks.
+
+    The formula is algorithm 6 of Ertl, "New cardinality estimation algorithms for HyperLogLog sketches" (2017).
 
     Args:
         counts: int64[sketches, ranks]: the number of registers with each rank.
@@ -265,7 +284,10 @@ def _estimate(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
 
 
 def _sum_sigma(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return x + sum of 2^(k-1) * x^(2^k) for k = 1, 2, …, for x below 1."""
+    """Return x + sum of 2^(k-1) * x^(2^k) for k = 1, 2, …, for x below 1.
+
+    It corrects an estimate for registers that are 0. The sum ends when a further term no longer changes it.
+    """
     total, weight = x.copy(), 1.0
     while True:
         x = x * x
@@ -276,7 +298,10 @@ def _sum_sigma(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def _sum_tau(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return (1 - x - sum of 2^-k * (1 - x^(2^-k))^2 for k = 1, 2, …) / 3."""
+    """Return (1 - x - sum of 2^-k * (1 - x^(2^-k))^2 for k = 1, 2, …) / 3.
+
+    It corrects an estimate for registers with the largest rank. The sum ends when a further term no longer changes it.
+    """
     total, weight = 1.0 - x, 1.0
     while True:
         x = np.sqrt(x)
@@ -287,11 +312,11 @@ def _sum_tau(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def _encode(groups: Groups, coupons: Coupons, count: int) -> pa.Array:
-    """Return the sketches of groups.
+    """Return the sketches of groups, each in the shorter layout: some registers as a list, or a byte for each register.
 
     Args:
         groups: int64[coupons]: the group of each coupon.
-        coupons: The coupons. A register can occur several times.
+        coupons: Registers with ranks, as 64 * register + rank. Of a register's ranks, the largest is kept.
         count: The number of groups.
     """
     keys = np.sort((groups.astype(np.uint64) << np.uint64(_COUPON_BITS)) | coupons)
@@ -314,7 +339,7 @@ def _encode(groups: Groups, coupons: Coupons, count: int) -> pa.Array:
 
 
 def _read(sketches: pa.Array) -> _Sketches:
-    """Return the bytes of sketches.
+    """Check sketches, and return their bytes. A null becomes a sketch without values.
 
     Raises:
         ValueError: A sketch is damaged.

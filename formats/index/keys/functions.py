@@ -53,9 +53,16 @@ class IndexedFunction:
 
 
 def _project_case(predicate: Bound, template: Bound) -> Expression:
-    """Return a condition on folded texts that all rows satisfy that match a predicate.
+    """Return a condition on folded texts. All rows that match the predicate satisfy it.
 
-    `c = 'Ann'`, `lower(c) = 'ann'` and `upper(c) = 'ANN'` give the same condition.
+    `c = 'Ann'`, `lower(c) = 'ann'` and `upper(c) = 'ANN'` give the same condition. The result is TRUE, which excludes
+    no row, for other predicates. Texts with characters of unknown case all have the key `UNKNOWN_CASE`. So a predicate
+    on the function also accepts this key, because the engine may know the case. A predicate on the column compares
+    the complete text, and accepts the key only if the text can have such a character.
+
+    Args:
+        predicate: The predicate on the column, or on `lower` or `upper` of the column.
+        template: A predicate on the indexed values, whose operator and values are replaced.
     """
     is_on_column, is_on_function = predicate.transform == IDENTITY, predicate.transform in _CASES
     if predicate.kind != "string" or not (is_on_column or is_on_function):

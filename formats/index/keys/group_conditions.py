@@ -28,7 +28,7 @@ _NULL_OPS = (Op.IS_NULL, Op.NOT_NULL)
 
 
 def get_dimension_column_id(number: int) -> int:
-    """Return the id of the dimension with this index in conditions on groups."""
+    """Return the id that the dimension with this index has in conditions on groups. Field ids begin at 1."""
     return number + 1
 
 
@@ -52,7 +52,9 @@ def make_group_schema(terms: Sequence[Term]) -> Schema:
 
 
 def to_group_condition(condition: Expression, terms: Sequence[Term]) -> Expression:
-    """Return the condition on groups that follows from a condition on rows of the fact table.
+    """Return the condition on the groups of a cube that follows from a condition on rows of its table.
+
+    All groups of matching rows satisfy the result. A predicate that the dimensions do not decide becomes TRUE.
 
     Args:
         condition: A bound condition. Its types are those of the terms.
@@ -62,7 +64,9 @@ def to_group_condition(condition: Expression, terms: Sequence[Term]) -> Expressi
 
 
 def rename_condition(condition: Expression, find_number: Callable[[Bound], int | None]) -> Expression:
-    """Return the condition on groups that follows from a condition on rows of a dimension table.
+    """Return the condition on the groups of a cube that follows from a condition on rows of a dimension table.
+
+    A dimension table is joined to the table of the cube, and the cube groups by some of its columns.
 
     Args:
         condition: A bound condition.
@@ -94,7 +98,11 @@ def is_at_boundary(predicate: Bound, term: Term) -> bool:
 
 
 def _find_condition(predicate: Bound, terms: Sequence[Term]) -> Expression:
-    """Return the condition on groups that follows from a predicate, or TRUE if no dimension decides it."""
+    """Return the condition on groups that follows from a predicate, or TRUE if no dimension decides it.
+
+    A dimension of the column itself decides each predicate on it. A dimension of truncated times, such as days,
+    decides a test for null, a comparison with the start of a unit, and a predicate on equal or longer units.
+    """
     if _is_undecided(predicate):
         return TRUE
     for number, term in enumerate(terms):

@@ -71,6 +71,6 @@ def compute_file_ids(paths: Sequence[str], sizes: npt.ArrayLike, records: npt.Ar
 def compute_checksum(data: memoryview | bytes | npt.NDArray[np.uint8], seed: int = 0) -> int:
     """Return the XXH64 of a section of a blob.
 
-    A format that stores only 4 bytes stores the low 4 bytes.
+    Some sections have only 4 bytes for the checksum. They store its low 4 bytes.
     """
     return _hash.hash_bytes(data, seed)

@@ -42,7 +42,10 @@ class KeySpan:
         self.table: tuple[Words | None, int, int] | None = (
             (None, low, high - low + 1) if high - low < CODE_MAX else None
         )
-        """The table of bits (see `KeySet.table`)."""
+        """The table of bits (see `KeySet.table`).
+
+        The bits are None, because all of them are set. Without a table, the number of bits would exceed 64 bits.
+        """
         self._low, self._high = np.uint64(low), np.uint64(high)
 
     def mark_keys(self, distinct: Distinct) -> Bytes:
@@ -122,7 +125,7 @@ class KeySet:
         if self.kind == kind:
             return self
         codes = self.distinct.codes
-        # The keys are decimals with more than 18 digits, which all have the same length.
+        # Both types are decimals with more than 18 digits, whose keys have the same form.
         if codes is None and not has_codes(kind):
             return KeySet(kind, self.distinct)
         if codes is not None and has_codes(kind):
@@ -138,7 +141,10 @@ class KeySet:
         return KeySet(kind, Distinct(np.array(new_codes, dtype=np.uint64)))
 
     def mark_keys(self, distinct: Distinct) -> Bytes:
-        """Return 1 for each key that is in the set, otherwise 0, as uint8[n]. The n keys must be ascending."""
+        """Return 1 for each key that is in the set, otherwise 0, as uint8[n]. The n keys must be ascending.
+
+        Keys of bytes are compared by their hashes, so a key outside the set is marked if its hash equals another hash.
+        """
         if distinct.codes is not None:
             return self._mark_codes(distinct.codes)
         assert distinct.starts is not None
@@ -189,7 +195,7 @@ def _mark_members(sorted_values: npt.NDArray[np.uint64], values: npt.NDArray[np.
 
 
 def _encode_wide(unscaled_value: int) -> bytes:
-    """Return the key of a decimal with more than 18 digits."""
+    """Return the key of a decimal with more than 18 digits. The bias of 2^127 keeps the order of values in bytes."""
     return (unscaled_value + _BIAS).to_bytes(_WIDE_DECIMAL_BYTES, "big")
 
 

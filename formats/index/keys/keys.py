@@ -59,11 +59,16 @@ _DOUBLE, _WORD = struct.Struct("<d"), struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Keys:
-    """The values of a term in the rows of a file, in their physical order.
+    """The values of a term (a column, or a transform or function of it) in the rows of a file, in physical order.
 
-    Keys are `codes`, uint64[rows]; or `starts`, int64[rows + 1], which are positions in `heap`, uint8[]. A null has the
-    code 0 and no bytes. A NaN has the code 0, and is valid. If there are no nulls, `valid` is None. If there are no
-    NaNs, `nan` is None.
+    Attributes:
+        kind: The Iceberg type of the values.
+        rows: The number of rows.
+        codes: uint64[rows], for types of up to 8 bytes. Null and NaN have the code 0. For other types, it is None.
+        starts: int64[rows + 1], the position in `heap` of each key, for types whose keys are bytes.
+        heap: uint8[], the bytes of all keys. A null has no bytes.
+        valid: A bit for each row that is not null, or None if there are no nulls. A NaN is valid.
+        nan: A bit for each row with NaN, or None if there are no NaNs.
     """
 
     kind: str
@@ -129,7 +134,7 @@ class KeyRanges:
     def closed(self) -> tuple[KeyRange, ...]:
         """Equivalent ranges with closed bounds, where possible.
 
-        A bound can be closed if its key has a neighbour. Ranges of codes always have closed bounds.
+        An open bound becomes closed if its key has a direct neighbour, as each code does: `> 5` becomes `>= 6`.
         """
         ranges = self.ranges
         if has_codes(self.kind):
@@ -140,7 +145,8 @@ class KeyRanges:
     def points(self) -> tuple[Key, ...] | None:
         """All keys of the ranges in ascending order if the ranges are single keys, otherwise None.
 
-        A range of a few codes counts as single keys. For example, 0.0 of any sign is two keys.
+        A range of a few codes counts as single keys. For example, -0.0 and 0.0 are two adjacent codes. All such ranges
+        together can have at most POINTS_MAX keys.
         """
         points: list[Key] = []
         point_count = 0
@@ -163,7 +169,7 @@ def _may_overlap(lower_range: KeyRange, higher_range: KeyRange) -> bool:
     """Return whether a key may be in both ranges, or whether the ranges are not in order."""
     high: Any = lower_range.high
     low: Any = higher_range.low
-    if high is None or low is None:
+    if high is None or low is None:  # There is no limit between the ranges.
         return True
     return bool(high > low) or (high == low and not lower_range.high_open and not higher_range.low_open)
 
@@ -238,7 +244,14 @@ def get_family(kind: str) -> str:
 
 
 def make_key(value: Value, kind: str) -> Key:
-    """Return the key of a literal, which has the form that `expression.py` describes.
+    """Return the key of a literal, in the form in which indexes store values of the type (`keys.py`).
+
+    A float becomes its bits, in an order that unsigned comparisons keep: a negative number has all bits inverted, and
+    any other number has its sign bit set. An integer is moved by 2^63, so that no code is negative.
+
+    Args:
+        value: The literal, in the form that `expression.py` describes.
+        kind: The Iceberg type.
 
     Raises:
         ValueError: The value is NaN, which has no key, or is not a value of the type.
@@ -247,7 +260,7 @@ def make_key(value: Value, kind: str) -> Key:
         case bool() if kind == "boolean":
             return int(value)
         case _ if isinstance(value, bool) or kind == "boolean":
-            pass
+            pass  # In Python, a bool is an int, but here it is no value of a number type, and vice versa.
         case int() | float() if kind in FLOATS:
             if value != value:
                 raise ValueError("NaN has no key; use the flag for NaN")
@@ -265,12 +278,12 @@ def make_key(value: Value, kind: str) -> Key:
 
 
 def unpack_bits(bits: Bits, rows: int) -> Mask:
-    """Convert packed bits to bool[rows]."""
+    """Convert packed bits, least significant bit first, to bool[rows]."""
     return np.unpackbits(bits.view(np.uint8), count=rows, bitorder="little").view(np.bool_)
 
 
 def pack_mask(mask: Mask) -> Bits:
-    """Convert bool[rows] to packed bits."""
+    """Convert bool[rows] to packed bits, least significant bit first, padded with zeros to words of 64 bits."""
     bits = np.zeros(-(-len(mask) // 64) * 8, dtype=np.uint8)
     bits[: -(-len(mask) // 8)] = np.packbits(mask, bitorder="little")
     return bits.view(np.uint64)

@@ -54,7 +54,7 @@ class Lookup:
 
     Attributes:
         source: The dimension table.
-        attribute_id: The field id of the attribute, or `HAS_PARTNER`.
+        attribute_id: The field id of the attribute. `HAS_PARTNER` represents whether the key is in the table at all.
         type: The Iceberg type of the attribute.
     """
 

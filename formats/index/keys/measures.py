@@ -97,7 +97,15 @@ Operand: TypeAlias = ColumnOperand | NumberOperand | BinaryOperation
 
 
 def make_operation(sign: str, left: Operand, right: Operand) -> BinaryOperation:
-    """Return an operation with the type that Trino gives it. The operands of sums and products are sorted.
+    """Return an operation with the type that Trino gives it.
+
+    The operands of sums and products are sorted, so that `a + b` and `b + a` are the same measure. As in Trino, a
+    product of decimals has all digits of both operands, and a sum has one digit more than its longer operand.
+
+    Args:
+        sign: `+`, `-` or `*`.
+        left: The left operand.
+        right: The right operand.
 
     Raises:
         BadRequest: The operation is not defined for these types, or its result may have too many digits.
@@ -270,7 +278,7 @@ class _MeasureParser:
 
     def _check_operand(self, function: str, operand: Operand) -> None:
         """Check that a function accepts an operand."""
-        if not any(True for _ in list_columns(operand)):
+        if not any(True for _ in list_columns(operand)):  # The operand consists only of numbers.
             raise self._make_error("the expression has no column")
         name = get_base_name(operand.kind)
         if (function in (SUM, AVG) and name not in _SUMMABLE_TYPES) or (

@@ -84,7 +84,11 @@ def rank_keys(keys: Keys) -> tuple[Distinct, Ranks]:
 
 
 def rank_codes(codes: Codes) -> tuple[Distinct, Ranks]:
-    """Return the distinct codes, and the rank of each code, by the cheapest method."""
+    """Return the distinct codes, and the rank of each code, by the cheapest method.
+
+    Ascending codes are ranked in one pass, and codes in a short range by a table of the range. Few distinct codes are
+    numbered in the order in which they first appear, and only they are sorted. If there are too many, all are sorted.
+    """
     codes = np.ascontiguousarray(codes)
     if not len(codes):
         return Distinct(codes), np.zeros(0, dtype=np.uint32)
@@ -105,7 +109,15 @@ def rank_codes(codes: Codes) -> tuple[Distinct, Ranks]:
 
 
 def rank_bytes(begins: Longs, ends: Longs, heap: Bytes) -> tuple[Distinct, Ranks]:
-    """Return the distinct keys, which may be truncated, and the rank of each key. Keys are slices of `heap`."""
+    """Return the distinct keys, truncated to CLIPPED_BYTES, and the rank of each key.
+
+    Keys are first numbered in the order in which they first appear, so that only distinct keys are sorted.
+
+    Args:
+        begins: The position of each key in `heap`.
+        ends: The position after each key.
+        heap: The bytes of the keys.
+    """
     begins = np.ascontiguousarray(begins)
     ends = np.minimum(ends, begins + CLIPPED_BYTES)
     firsts, numbers = _bitmap.number_bytes(begins, ends, heap)
@@ -116,11 +128,11 @@ def rank_bytes(begins: Longs, ends: Longs, heap: Bytes) -> tuple[Distinct, Ranks
 
 
 def _to_ranks(order: npt.NDArray[np.integer], numbers: Ranks) -> Ranks:
-    """Return the ranks of some numbers.
+    """Return the rank of each row's key, from the numbers that the distinct keys have in order of appearance.
 
     Args:
         order: The numbers in the order of their ranks.
-        numbers: The number of each row.
+        numbers: The number of each row's key.
     """
     ranks_by_number = np.empty(len(order), dtype=np.uint32)
     ranks_by_number[order] = np.arange(len(order), dtype=np.uint32)

@@ -151,7 +151,11 @@ def resolve_term(text: str, schema: Schema, older_schemas: Iterable[Schema] = ()
 
 
 def resolve_term_by_id(transform: str, column_id: int, schema: Schema, older_schemas: Iterable[Schema] = ()) -> Term:
-    """Return the term of a column id. For a dropped column, use the newest schema that contains it."""
+    """Return the term of a column id. For a dropped column, use the newest schema that contains it.
+
+    The schema with the highest id is the newest. Indexes can be on dropped columns, because the plans of earlier
+    snapshots still use them.
+    """
     for candidate in (
         schema,
         *sorted((other for other in older_schemas if other is not schema), key=lambda other: -other.id),
@@ -189,7 +193,11 @@ def _find_column(schema: Schema, name: str) -> Column | None:
 
 
 def _make_term(schema: Schema, column: Column, transform: str) -> Term:
-    """Return the term of a column and a transform, after checking that it can be indexed."""
+    """Return the term of a column and a transform, after checking that it can be indexed.
+
+    A column in a list or map cannot be indexed, because a row has several values of it. The values of a function have
+    the type of the column. The values of an attribute of a dimension table have the type that the attribute states.
+    """
     parent_id = column.parent
     while parent_id is not None:
         ancestor = schema.index.by_id[parent_id]

@@ -92,7 +92,10 @@ class ThetaSketch:
 
     @staticmethod
     def decode(data: bytes | memoryview) -> ThetaSketch:
-        """Decode a sketch of any writer. If it is larger than the nominal size, reduce it.
+        """Decode a compact theta sketch of any writer, in the format of Apache DataSketches.
+
+        If it has more hashes than NOMINAL_ENTRIES, only the smallest are kept. Without a stated count, the sketch has
+        one hash. Without a stated `theta`, the sketch contains the hashes of all values.
 
         Raises:
             Corrupt: The bytes are not a compact theta sketch.
@@ -147,7 +150,11 @@ class SketchBuilder:
 
 
 def _keep_smallest(theta: int, parts: list[Hashes]) -> ThetaSketch:
-    """Return a sketch of the smallest hashes below `theta` in all parts."""
+    """Return a sketch of the smallest hashes below `theta` in all parts.
+
+    If there are more hashes than NOMINAL_ENTRIES, the first hash that is not kept becomes the new `theta`, because the
+    sketch has all hashes below it. The hash 0 is omitted: DataSketches uses it for empty slots.
+    """
     hashes = np.unique(np.concatenate([part for part in parts if len(part)] or [_NO_HASHES])).astype(np.uint64)
     hashes = hashes[(hashes > 0) & (hashes < theta)]
     if len(hashes) > NOMINAL_ENTRIES:

@@ -54,7 +54,9 @@ def find_batches(data: memoryview) -> list[BatchPlace]:
 
 
 def count_decoded_bytes(data: memoryview, place: BatchPlace) -> int:
-    """Return the number of bytes of a record batch after decompression.
+    """Return the number of bytes of a record batch after decompression, without decompressing it.
+
+    A compressed buffer begins with its decompressed size.
 
     Raises:
         ValueError: The file is damaged, or its buffers are not compressed.
@@ -78,7 +80,7 @@ def count_decoded_bytes(data: memoryview, place: BatchPlace) -> int:
 
 
 def _find_field(data: memoryview, table: int, number: int) -> int:
-    """Return the position of a field of a table, or 0 if the table does not have the field."""
+    """Return the position of a field of a table of FlatBuffers, Arrow's format for metadata, or 0 if it is absent."""
     # A table begins with the distance of its vtable. A vtable has its own size, the table's size, and an offset for
     # each field.
     (distance,) = _unpack_struct(_INT32, data, table)
@@ -92,7 +94,13 @@ def _find_field(data: memoryview, table: int, number: int) -> int:
 
 
 def _find_vector(data: memoryview, table: int, number: int) -> tuple[int, int]:
-    """Return the position of the first item of a vector, and the number of its items."""
+    """Return the position of the first item of a vector, and the number of its items: (0, 0) if it is absent.
+
+    Args:
+        data: The Arrow file.
+        table: The position of the table of FlatBuffers that has the vector as a field.
+        number: The index of the field in the table.
+    """
     field = _find_field(data, table, number)
     if not field:
         return 0, 0

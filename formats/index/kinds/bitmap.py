@@ -77,7 +77,10 @@ _SECTION_HEAD_BYTES = compute_head_bytes(SECTION_PIECES_MAX)
 
 @dataclass(frozen=True, slots=True)
 class FileBitmap:
-    """The section of a data file in a bitmap index. It can be pickled."""
+    """The part of a bitmap index for one data file, called its section: its keys, and the rows that have them.
+
+    A process that builds it can pickle it for another process.
+    """
 
     section: bytes
 
@@ -96,7 +99,7 @@ def build_bitmap(keys: Keys) -> FileBitmap:
 
 
 def encode_bitmaps(entries: Sequence[FileBitmap]) -> list[bytes | memoryview]:
-    """Encode a blob of some data files, in order.
+    """Encode the blob of a bitmap index from the sections of its data files, in order.
 
     Raises:
         ValueError: Keys are codes in one file and bytes in another.
@@ -127,7 +130,11 @@ def merge_bitmaps(parts: Iterable[tuple[Bitmap, npt.NDArray[np.bool_]]]) -> list
 
 
 def _assemble_blob(sections: Sequence[memoryview]) -> list[bytes | memoryview]:
-    """Encode a blob from the encoded sections of its files."""
+    """Encode a blob from the encoded sections of its files.
+
+    The blob has a head, a directory with the sizes of the sections, the postings, which list the files of each key,
+    and the sections.
+    """
     open_sections = [Section(section) for section in sections]
     forms = {section.form for section in open_sections}
     if len(forms) > 1:
@@ -136,7 +143,7 @@ def _assemble_blob(sections: Sequence[memoryview]) -> list[bytes | memoryview]:
     lengths = [len(section) for section in sections]
     columns = [lengths, [section.rows for section in open_sections], [section.cardinality for section in open_sections]]
     directory = np.array(columns, dtype="<u8").tobytes() + bytes(section.flags for section in open_sections)
-    directory += bytes(-len(directory) % 8)
+    directory += bytes(-len(directory) % 8)  # Fill the last word, so that the next part is aligned.
     postings = build_postings(open_sections, form, sum(lengths))
     total_bytes = _HEAD_BYTES + len(directory) + len(postings) + sum(lengths)
     checksum = isal_zlib.crc32(directory)
@@ -164,7 +171,9 @@ def _compute_directory_end(files: int) -> int:
 
 
 def read_header_size(start: memoryview | bytes) -> int:
-    """Return the number of bytes at the start of a blob that `Bitmap` reads.
+    """Return the number of bytes at the start of a blob that `Bitmap` reads when it opens the blob.
+
+    They include the directory of the files, and the header of the postings, which list the files of each key.
 
     Args:
         start: At least the first 64 bytes of the blob.
@@ -220,7 +229,7 @@ class Bitmap:
         return start, end - start
 
     def open_section(self, file: int) -> Section:
-        """Open the section of a file.
+        """Open the part of the blob for one file, which stays open for later calls.
 
         Raises:
             ValueError: The section differs from its description in the directory.
@@ -262,14 +271,19 @@ class Bitmap:
         return self._postings.mark_files_with_keys(keys, self._has_keys, self.open_section)
 
     def has_only(self, keys: WantedKeys) -> bool:
-        """Return whether all rows of all files certainly have one of the keys."""
+        """Return whether all rows of all files certainly have one of the keys. Null and NaN are no keys."""
         self._check_form(keys)
         return not (self._flags & (NULLS | NANS)).any() and self._postings.has_only(keys)
 
     def find_rows_with_keys(self, file: int, keys: WantedKeys, candidate_rows: Bits | None = None) -> Bits:
-        """Return the rows of a file that have one of the keys. If `candidate_rows` is set, return only its rows.
+        """Return the rows of a file that have one of the keys.
 
-        For keys of bytes, other rows may also be returned.
+        For keys of bytes, which are compared by their hashes, other rows may also be returned.
+
+        Args:
+            file: The index of the file.
+            keys: The keys.
+            candidate_rows: The rows to search, or None for all rows of the file.
         """
         self._check_form(keys)
         section = self.open_section(file)
@@ -277,9 +291,15 @@ class Bitmap:
         return section.find_marked_rows(marks, candidate_rows, partial(self._read_slices, file))
 
     def find_column(self, file: int, table: tuple[Words | None, int, int]) -> _rows.Column | None:
-        """Return the input of `_rows.any_row` for a file and a table of codes.
+        """Return the input of the kernel `_rows.any_row`, which searches rows with one of several codes.
 
-        If the file is stored in another layout, the result is None.
+        The kernel reads only slices: bitmaps that each have one bit of the rank of every row's key. If the file has
+        another layout, or its keys are bytes, the result is None. If the slices need no decoding, the section keeps
+        the input for later calls.
+
+        Args:
+            file: The index of the file.
+            table: The searched codes as a table of bits (see `KeySet.table`).
         """
         section = self._sections.get(file) or self.open_section(file)
         column = section.ready
@@ -312,7 +332,8 @@ class Bitmap:
         """Yield the offsets and lengths of the parts that `mark_files` reads after the first `read_header_size` bytes.
 
         Offsets are in the blob. The parts are yielded in steps: the caller loads each list into memory before it
-        requests the next list.
+        requests the next list. If the postings do not decide a file, the head of its section is loaded, and then its
+        dictionary of distinct keys, because the head contains the position of the dictionary.
         """
         bounds = self._read_bounds(ranges)
         for pieces in self._postings.reads(bounds):
@@ -424,7 +445,10 @@ class RemoteBitmap:
         return not self._sparse_memory.list_missing([self.bitmap.find_section_range(file)])
 
     async def _load(self, ranges: Iterable[Range]) -> bool:
-        """Load byte ranges, and return whether all are loaded."""
+        """Load the missing parts of byte ranges, and return whether all ranges are loaded.
+
+        The result is False if they exceed the memory limit, or if the reader refuses so many ranges or bytes.
+        """
         missing_ranges = self._sparse_memory.list_missing(ranges)
         if self._sparse_memory.filled_bytes + sum(length for _, length in missing_ranges) > FILLED_MAX_BYTES:
             return False

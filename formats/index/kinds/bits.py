@@ -32,7 +32,7 @@ _ZSTD = pa.Codec("zstd", 1)
 
 
 class Coding(IntEnum):
-    """The coding of a piece's bytes."""
+    """How a set of rows is stored: as nothing if all bits are equal, flat, compressed, or as a roaring bitmap."""
 
     ZEROS = 0
     ONES = 1
@@ -77,7 +77,11 @@ def to_roaring(bits: Bits) -> pyroaring.BitMap:
 
 
 def encode_bits(bits: Bits, rows: int) -> Piece:
-    """Encode the bits as a piece, in the coding that is clearly the smallest."""
+    """Encode the bits of a file's rows, in the coding that is clearly the smallest.
+
+    A slower coding must be clearly smaller than a faster coding to be chosen. The size of a roaring bitmap is first
+    estimated, because creating it takes longer.
+    """
     set_rows = count_set_bits(bits)
     if set_rows in (0, rows):
         return Piece(Coding.ONES if set_rows else Coding.ZEROS, b"")
@@ -85,6 +89,7 @@ def encode_bits(bits: Bits, rows: int) -> Piece:
     compressed = _ZSTD.compress(smallest.data, asbytes=True)
     if len(compressed) < COMPRESSED_MAX_FRACTION * len(smallest.data):
         smallest = Piece(Coding.ZSTD, compressed)
+    # A run begins at each set bit that follows a cleared bit. The estimate also counts a run at the start of each word.
     runs = count_set_bits(bits & ~(bits << np.uint64(1)))
     # A row of a roaring bitmap takes 2 bytes, and a run takes 4 bytes.
     roaring_bytes = min(2 * set_rows, 4 * runs) + _CHUNK_BYTES * -(-rows // _CHUNK_ROWS)

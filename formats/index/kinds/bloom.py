@@ -82,8 +82,9 @@ def compute_hash_count(fpp: float) -> int:
 def compute_filter_bits(keys: int, fpp: float) -> int:
     """Return the size in bits of a filter for `keys` distinct keys.
 
-    The size is the lowest 2^e · {4, 5, 6, 7} / 4 that keeps the rate. There are only few possible sizes, so that groups
-    are large. A filter is at most a quarter larger than needed.
+    The size is the lowest 2^e · {4, 5, 6, 7} / 4 that keeps the false-positive rate `fpp`. Filters of the same size are
+    stored together and probed together, so there are only few possible sizes. A filter is at most a quarter larger
+    than needed.
     """
     k = compute_hash_count(fpp)
     # The rate of a filter with m bits and n keys is (1 - e^(-kn/m))^k.
@@ -107,7 +108,11 @@ class FileBloom:
 
 
 def build_filter(keys: Keys, fpp: float = FALSE_POSITIVE_PROBABILITY) -> FileBloom:
-    """Build the filter of the values of a term in a data file."""
+    """Build the filter of the values of a term in a data file.
+
+    If a text has characters of unknown case, all bits are set. The filter then contains every key, so that no query
+    excludes the file.
+    """
     hashes = hash_keys(keys, _SEED)
     has_key = keys.present
     distinct = _bloom.distinct(hashes if has_key is None else hashes[has_key])
@@ -138,7 +143,10 @@ class _Group:
 
     @property
     def stride(self) -> int:
-        """The number of bits from one row to the next."""
+        """The number of bits from one row of the group to the next. A row has one bit of the filter of each file.
+
+        Rows of many files begin at a byte.
+        """
         file_count = len(self.files)
         return file_count if file_count <= _UNALIGNED_MAX else -(-file_count // 8) * 8
 
@@ -167,21 +175,26 @@ class _Group:
         )
 
     def locate_page(self, page: int) -> tuple[int, int]:
-        """Return the offset in the blob and the length of a page with its checksum."""
+        """Return the offset in the blob and the length of a page with its checksum. The last page may be shorter."""
         start = page * (self.page + _PAGE_CHECKSUM_BYTES)
         return self.offset + start, min(self.page + _PAGE_CHECKSUM_BYTES, self.length - start)
 
     def make_geometry(self, first_page: int = 0, first_member: int = 0) -> Longs:
-        """Return the group in the form of the kernels (`Group` in `_bloom.pyx`)."""
+        """Return the group in the form of the kernels (`Group` in `_bloom.pyx`).
+
+        Args:
+            first_page: The number of pages of all groups before this group.
+            first_member: The number of files of all groups before this group.
+        """
         shape = [self.filter_bits, len(self.files), self.stride, self.page_shift, self.page]
         return np.array([*shape, self.offset, first_page, first_member], dtype=np.int64)
 
 
 def encode_filters(entries: Sequence[FileBloom]) -> list[Bytes]:
-    """Encode a blob of some data files.
+    """Encode a blob from the filters of its data files, in order.
 
     Raises:
-        ValueError: The filters have different k, or there are no filters.
+        ValueError: The filters set different numbers of bits for a key, or there are no filters.
     """
     counts = {entry.hash_count for entry in entries}
     if len(counts) != 1:
@@ -205,7 +218,7 @@ def merge_filters(parts: Sequence[tuple[Bloom, Mask]]) -> list[Bytes]:
         parts: The blobs, each with the files to keep as bool[files].
 
     Raises:
-        ValueError: A page is damaged, the parts have different k, or there are no parts.
+        ValueError: A page is damaged, the parts set different numbers of bits for a key, or there are no parts.
     """
     counts = {bloom.hash_count for bloom, _ in parts}
     if len(counts) != 1:
@@ -230,7 +243,9 @@ def merge_filters(parts: Sequence[tuple[Bloom, Mask]]) -> list[Bytes]:
 
 
 def _encode_blob(k: int, bits_of_files: Sequence[int], fill: Callable[[_Group, Bytes], None]) -> list[Bytes]:
-    """Encode the header and the groups of a blob.
+    """Encode the header and the groups of a blob. A group has all files whose filters have the same size.
+
+    A group is stored in rows: row p has bit p of the filter of each file.
 
     Args:
         k: The number of bits that are set for each key.
@@ -298,6 +313,7 @@ class Bloom:
             member_count += len(group.files)
         self._geometry = np.array(geometries, dtype=np.int64).reshape(-1, 8)
         self._members = np.concatenate([np.zeros(0, dtype=np.int32), *(group.files for group in self._groups)])
+        # Each row is a part of the blob that is in memory: its offset, its length, and its position in `_data`.
         self._spans = np.array([[0, len(self._data), 0]], dtype=np.int64)
         self._checked_pages = np.zeros(page_count if len(self._data) == size else 0, dtype=np.uint8)
 
@@ -318,12 +334,14 @@ class Bloom:
         return self._probe(self._data, self._spans, self._checked_pages, hashes)
 
     def list_byte_ranges(self, hashes: Hashes) -> list[tuple[int, int]]:
-        """Return the offsets and lengths of the ranges that a probe reads, ascending: at most k for each hash and
-        group.
+        """Return the offsets and lengths of the ranges that a probe reads, ascending.
+
+        A key has k bits in a filter (`hash_count`), so at most k ranges are read for each hash and group of filters.
         """
         multipliers = _mix_hashes(hashes, self.hash_count)
         ranges: list[tuple[int, int]] = []
         for group in self._groups:
+            # A multiplier has 32 bits, so this scales it to a position in the filter.
             rows = multipliers * np.uint64(group.filter_bits) >> np.uint64(32)
             for page in np.unique(rows >> np.uint64(group.page_shift)).tolist():
                 offset, length = group.locate_page(page)
@@ -376,12 +394,13 @@ class Bloom:
 
         Args:
             size: The size of the filters in bits.
-            keep: The files to keep, bool[files].
+            keep: The files whose filters are returned, bool[files].
             first: The index of the first word.
             words: The number of words.
 
         Raises:
-            ValueError: A page is damaged. This requires that the caller has read the words before `first`.
+            ValueError: A page is damaged. A page is only checked when its first word is read. So the caller must read
+                the words of the filters in order.
         """
         for group in self._groups:
             if group.filter_bits == size and keep[group.files].any():
@@ -412,7 +431,13 @@ def _compute_header_size(files: int, groups: int) -> int:
 
 
 def _decode_groups(header: memoryview, files: int, count: int, size: int) -> list[_Group]:
-    """Return the `count` groups that the header of a blob with this size describes.
+    """Return the groups that the header of a blob describes. A group has the files with filters of the same size.
+
+    Args:
+        header: The header of the blob.
+        files: The number of data files.
+        count: The number of groups.
+        size: The size of the blob in bytes.
 
     Raises:
         ValueError: The groups do not have exactly the layout that the writer produces.
@@ -445,7 +470,10 @@ def _decode_groups(header: memoryview, files: int, count: int, size: int) -> lis
 
 
 def _mix_hashes(hashes: Hashes, k: int) -> npt.NDArray[np.uint64]:
-    """Return the numbers by which the kernel's `position` multiplies the size of a filter, uint64[hashes, k]."""
+    """Return the numbers by which the kernel's `position` multiplies the size of a filter, uint64[hashes, k].
+
+    They are k numbers of 32 bits, which replace k independent hashes of a key.
+    """
     # The high half of a hash is the first number, and its low half, made odd, is the distance of the next numbers.
     low_half = np.uint64(0xFFFFFFFF)
     steps = np.outer(hashes & low_half | np.uint64(1), np.arange(k, dtype=np.uint64))

@@ -241,7 +241,7 @@ class CubeKind(IndexKind[pa.RecordBatch, CubeEntries]):
         rows = len(next(iter(columns.values())))
         if entry.num_rows > SMALL_CUBE_MAX_GROUPS and entry.num_rows * parameters["shrink"] > rows:
             raise ValueError(describe_size(entry.num_rows, rows, parameters["shrink"]))
-        # Each build tries a refused file again, and sorting takes longer than grouping.
+        # Sort only now, because sorting takes longer than grouping, and each build tries a refused file again.
         entry = _sort_groups(entry)
         entry.validate(full=True)  # A data file can contain text that is not UTF-8, which `read` refuses.
         return entry
@@ -304,8 +304,9 @@ def _sort_groups(entry: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _rank_texts(column: pa.Array) -> pa.Array:
-    """Return the ranks of texts among the distinct texts, because numbers are compared faster. Other columns do not
-    change.
+    """Return the ranks of texts among the distinct texts, because numbers are sorted faster than texts.
+
+    Other columns, and columns of only nulls, do not change.
     """
     if not pa.types.is_string(column.type):
         return column
@@ -443,10 +444,10 @@ def _count_rows(values: Mapping[str, _Values]) -> int:
 
 
 def _number_groups(rows: pa.ChunkedArray) -> npt.NDArray[np.int64]:
-    """Return the number of each row's group.
+    """Return the number of each row's group, from the rows of each group.
 
     Args:
-        rows: The numbers of the rows of each group, as lists.
+        rows: A list for each group, with the indexes of its rows.
     """
     lists = rows.combine_chunks()
     counts = pc.list_value_length(lists).to_numpy(zero_copy_only=False)
@@ -456,7 +457,10 @@ def _number_groups(rows: pa.ChunkedArray) -> npt.NDArray[np.int64]:
 
 
 def _widen_sum(values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return the values in a type in which Arrow adds them without an overflow."""
+    """Return the values in a type in which Arrow adds them without an overflow.
+
+    A sum of n decimals can have as many more digits as n has. Up to PRECISION_MAX digits, the type stays.
+    """
     kind = values.type
     if pa.types.is_floating(kind):
         return values.cast(pa.float64())
@@ -474,7 +478,10 @@ def _sums_fit_64_bits(values: pa.ChunkedArray) -> bool:
 
 
 def get_partial_type(partial: Partial) -> pa.DataType:
-    """Return the Arrow type of a partial aggregate."""
+    """Return the Arrow type of a partial aggregate, an aggregate of the rows of one group in one data file.
+
+    Sums have the widest type of floats or decimals, because they are later added to the sums of other files.
+    """
     if partial.function == COUNT or partial.operand is None:
         return pa.int64()
     if partial.function == APPROX_DISTINCT:
@@ -488,7 +495,7 @@ def get_partial_type(partial: Partial) -> pa.DataType:
 
 
 def build_entry_schema(terms: Sequence[Term], measures: Sequence[Measure]) -> pa.Schema:
-    """Return the schema of the entries of a cube."""
+    """Return the schema of the groups of a cube: the dimensions d0, d1, …, and the partial aggregates m0, m1, …"""
     fields = [(f"d{number}", get_dimension_type(term)) for number, term in enumerate(terms)]
     fields += [(f"m{number}", get_partial_type(partial)) for number, partial in enumerate(list_partials(measures))]
     return pa.schema(fields)
@@ -500,7 +507,7 @@ def get_dimension_type(term: Term) -> pa.DataType:
 
 
 def _truncate_values(term: Term, column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return the values of a dimension. A time is truncated, and keeps its type."""
+    """Return the values of a dimension. A time is truncated to its unit, such as a day, and keeps its type."""
     values = column.cast(to_row_type(term.source))
     if term.transform == IDENTITY:
         return values
@@ -511,6 +518,9 @@ def _truncate_values(term: Term, column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 def _evaluate_operand(operand: Operand, columns: Columns) -> pa.ChunkedArray:
     """Evaluate an operand on columns.
+
+    Integers are computed in the result's type, in which Arrow reports an overflow. Decimals are computed with up to 76
+    digits, and the exact result is then cast to at most 38 digits.
 
     Raises:
         ValueError: A value does not fit the type.

@@ -63,7 +63,11 @@ class Bounds:
         self.highs: Codes = np.array(highs, dtype=np.uint64)
 
     def _read_bytes(self, ranges: KeyRanges) -> None:
-        """Read the bounds of ranges whose keys are bytes. Long keys are truncated."""
+        """Read the bounds of ranges whose keys are bytes.
+
+        Bounds are truncated to CLIPPED_BYTES, like the keys of an index. Keys that differ only after this length are
+        then equal. So a truncated bound is inclusive, and the ranges are no longer exact.
+        """
         self.low_bytes: list[bytes] = []
         self.high_bytes: list[bytes] = []
         excludes_low, includes_high = [], []
@@ -135,7 +139,12 @@ def pack_dictionary(distinct: Distinct) -> Bytes:
 
 
 def open_dictionary(data: bytes | memoryview, count: int, form: int) -> _ordered.Numbers | _ordered.Strings:
-    """Open a dictionary of `count` keys without copying it.
+    """Open a dictionary of `count` keys without copying it, if its bytes are aligned.
+
+    Args:
+        data: The bytes of the dictionary.
+        count: The number of keys.
+        form: The form of the keys: CODES (64-bit numbers) or BYTES.
 
     Raises:
         ValueError: The bytes are damaged.
@@ -145,7 +154,10 @@ def open_dictionary(data: bytes | memoryview, count: int, form: int) -> _ordered
 
 
 def align_bytes(data: bytes | memoryview) -> Bytes:
-    """Return the bytes without copying them if they are aligned to 8 bytes, otherwise a copy."""
+    """Return the bytes without copying them if they are aligned to 8 bytes, otherwise a copy.
+
+    Kernels read 64-bit numbers in place, which requires aligned bytes.
+    """
     memory = np.frombuffer(data, dtype=np.uint8)
     return memory if memory.ctypes.data % 8 == 0 else memory.copy()
 

@@ -109,7 +109,7 @@ class BlobReader(Protocol):
 
 
 class RemoteIndex(Protocol):
-    """A remote blob whose directory has been read."""
+    """A blob of an index file in the storage, whose directory is in memory. Other parts are read for each query."""
 
     @property
     def data_files(self) -> int: ...
@@ -210,7 +210,7 @@ class IndexKind(ABC, Generic[Entry, Opened]):
 
     @abstractmethod
     def encode(self, entries: Sequence[Entry]) -> Iterable[Any]:
-        """Return the buffers of a blob of some data files, in order."""
+        """Return the buffers of a blob that contains the index entries of some data files, in order."""
 
     @abstractmethod
     def merge(self, parts: Sequence[tuple[Opened, Mask]]) -> Iterable[Any]:
@@ -251,7 +251,7 @@ class IndexKind(ABC, Generic[Entry, Opened]):
         """Return a query for files with a row whose keys are in some ranges, or None if the index cannot prune.
 
         Args:
-            ranges: The ranges of each term.
+            ranges: The ranges of keys that match, one item for each indexed term.
         """
 
     @abstractmethod

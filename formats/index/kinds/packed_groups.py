@@ -36,7 +36,11 @@ _Longs = npt.NDArray[np.int64]
 
 
 def make_packed_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the schema of packed groups."""
+    """Return the schema of packed groups: one row with the number of groups, and three cells for each column.
+
+    The cells are the values or distinct values, the codes that replace the values of groups, and the number to which
+    the codes of integers are added.
+    """
     fields = [pa.field(_GROUPS, pa.int64())]
     for field in schema:
         fields += [
@@ -121,7 +125,11 @@ def unpack_groups(packed_row: pa.RecordBatch, schema: pa.Schema, bytes_max: int)
 
 
 def _code_column(name: str, column: pa.Array) -> tuple[pa.Array, bytes | None, int | None]:
-    """Return the values, the codes and the base of a column."""
+    """Return the values, the codes and the base of a column of groups.
+
+    Floats have only values. A dimension has its distinct values, and a code for each group, the index of its value.
+    A count or sum that fits into 64 bits has a code for each group, its distance from the lowest value, the base.
+    """
     if pa.types.is_floating(column.type):
         return column, None, None
     if name.startswith("d"):
@@ -136,7 +144,10 @@ def _code_column(name: str, column: pa.Array) -> tuple[pa.Array, bytes | None, i
 
 
 def _to_longs(column: pa.Array) -> _Longs | None:
-    """Return counts or sums as integers, or None if some of them are null or do not fit into 64 bits."""
+    """Return counts or sums as integers, or None if some of them are null or do not fit into 64 bits.
+
+    A decimal has two words of 64 bits. It fits if the high word only repeats the sign of the low word.
+    """
     if column.null_count or not (pa.types.is_int64(column.type) or pa.types.is_decimal128(column.type)):
         return None
     if pa.types.is_int64(column.type):
@@ -149,7 +160,11 @@ def _to_longs(column: pa.Array) -> _Longs | None:
 
 
 def _decode_longs(codes: npt.NDArray[np.uint64], base: int, kind: pa.DataType) -> pa.Array:
-    """Return the counts or sums whose distances from `base` are the codes."""
+    """Return the counts or sums whose distances from `base` are the codes.
+
+    Unsigned numbers wrap around, so a negative base is added as its two's complement. A decimal has two words: the
+    number, and its sign in all bits of the high word.
+    """
     longs = (codes + np.int64(base).view(np.uint64)).view(np.int64)
     if pa.types.is_int64(kind):
         return pa.array(longs)
@@ -161,7 +176,12 @@ def _decode_longs(codes: npt.NDArray[np.uint64], base: int, kind: pa.DataType) -
 
 
 def _count_bytes(values: pa.Array, codes: npt.NDArray[np.uint64], kind: pa.DataType) -> int:
-    """Return the number of bytes of a coded column after it is decoded.
+    """Return the number of bytes of a coded column after it is decoded, without decoding it.
+
+    Args:
+        values: The distinct values.
+        codes: The index in `values` of each group's value.
+        kind: The type of the column.
 
     Raises:
         ValueError: A code has no value.
@@ -175,7 +195,10 @@ def _count_bytes(values: pa.Array, codes: npt.NDArray[np.uint64], kind: pa.DataT
 
 
 def _join_codes(codes: npt.NDArray[np.uint64]) -> bytes:
-    """Return the lowest byte of each code, then the second byte of each code, and so on."""
+    """Return the lowest byte of each code, then the second byte of each code, and so on.
+
+    Only as many bytes of each code are kept as the largest code needs. Similar bytes are adjacent, and compress well.
+    """
     width = max(1, -(-int(codes.max()).bit_length() // 8))
     return codes.astype("<u8").view(np.uint8).reshape(-1, _CODE_BYTES_MAX)[:, :width].T.tobytes()
 

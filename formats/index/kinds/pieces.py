@@ -31,14 +31,17 @@ PIECES_MAX = 1024
 
 
 class Piece(NamedTuple):
-    """The bytes of a piece, and their coding, which the owner defines."""
+    """A part of an index section: its bytes, and a number for their coding. The user of the piece defines codings."""
 
     coding: int
     data: bytes | memoryview
 
 
 class PiecesHeader(NamedTuple):
-    """The owner's description of its pieces: two numbers below 2^64, and three numbers below 256."""
+    """The numbers that precede some pieces. The module that writes the pieces defines what the numbers mean.
+
+    `first` and `second` are below 2^64, and the other numbers are below 256.
+    """
 
     first: int
     second: int
@@ -127,7 +130,7 @@ class Pieces:
         return int(self._table[number, 0])
 
     def verify(self) -> None:
-        """Check the checksums of all pieces."""
+        """Check the checksums of all pieces, also of pieces that were checked before."""
         for number in range(self.count):
             self._checked_pieces[number] = 0
             self.read(number)

@@ -87,7 +87,7 @@ _NO_MARK = np.zeros(1, dtype=np.uint8)
 
 
 class Searchable(Protocol):
-    """The section of a file, in which keys can be searched."""
+    """The part of a bitmap index for one data file, in which keys can be searched."""
 
     cardinality: int
 
@@ -99,11 +99,14 @@ Sections = Callable[[int], Searchable]
 
 
 def build_postings(sections: Sequence[Searchable], form: int, section_bytes: int) -> bytes:
-    """Encode the postings of some data files.
+    """Encode the postings of some data files, which map each key to the files that contain it.
+
+    If this takes too many bytes, or there are too many keys, store only the lowest and the greatest key of each file.
+    If few files share a key, the limit is lower, because the postings would repeat most keys with little benefit.
 
     Args:
-        sections: The sections of the files, in order.
-        form: The form of the keys.
+        sections: The parts of the index for each file, in order.
+        form: The form of the keys: CODES or BYTES.
         section_bytes: The total size of the sections.
     """
     total = sum(section.cardinality for section in sections)
@@ -120,7 +123,7 @@ def build_postings(sections: Sequence[Searchable], form: int, section_bytes: int
 
 
 def _compute_index_bytes(files: int) -> int:
-    """Return the number of bytes of the index of a file in a list."""
+    """Return how many bytes a list of files needs for each file's index: the fewest that fit `files` indexes."""
     return 1 if files <= 1 << 8 else 2 if files <= 1 << 16 else 4
 
 
@@ -141,7 +144,15 @@ def _batch_files(sections: Sequence[Searchable]) -> list[list[int]]:
 
 
 def _union_keys(sections: Sequence[Searchable], form: int, budget: float) -> Distinct | None:
-    """Return the distinct keys of all sections, or None if there are too many keys."""
+    """Return the distinct keys of all sections, or None if there are too many keys.
+
+    The keys are merged in batches of files, which limits the memory.
+
+    Args:
+        sections: The parts of the index for each file.
+        form: The form of the keys: CODES or BYTES.
+        budget: The maximum size of the postings in bytes.
+    """
     union = merge_distinct([], form)
     for batch in _batch_files(sections):
         parts = [read_distinct(sections[number].dictionary) for number in batch]
@@ -254,9 +265,10 @@ def _make_flat_piece(array: Bytes) -> Piece:
 
 
 def _pack_array(array: npt.NDArray[Any]) -> Piece:
-    """Return a piece that is compressed with zstd if this is clearly smaller, otherwise a flat piece.
+    """Return the bytes of an array, compressed with zstd if this is clearly smaller.
 
-    A compressed piece begins with its decompressed size (u64).
+    A compressed piece begins with its decompressed size (u64). An array that is larger than readers decompress stays
+    without compression.
     """
     data = array.reshape(-1).view(np.uint8).data
     if len(data) > _INFLATED_MAX:
@@ -270,9 +282,10 @@ def _pack_array(array: npt.NDArray[Any]) -> Piece:
 
 
 def _is_wide(begins: RankArray, ends: RankArray) -> bool:
-    """Return whether intervals are wide and few enough to be first compared with the ranks of each file.
+    """Return whether some intervals are wide, but few enough to be compared with the ranks of each file.
 
-    A wide interval contains several keys.
+    A wide interval contains several keys. To mark its files key by key would take longer than to compare it with the
+    lowest and the greatest rank of each file.
     """
     return 0 < int(np.count_nonzero(ends - begins > 1)) <= _WIDE_RANGES_MAX
 
@@ -354,7 +367,13 @@ class Postings:
     def mark_files_with_keys(self, keys: KeySet, has_keys: npt.NDArray[np.bool_], section: Sections) -> Marks:
         """Return 1 for each file that contains one of many keys, otherwise 0, as uint8[files].
 
-        The keys of the index are looked up in `keys`, not vice versa.
+        The keys of the index are looked up in `keys`, not vice versa. In the layout EDGES, the postings have only the
+        lowest and the greatest key of each file, so the keys of each file that may match are read from its section.
+
+        Args:
+            keys: The keys.
+            has_keys: bool[files], False for a file without keys.
+            section: A function that returns the section of a file, the part of the index for this file.
         """
         if self.layout != EDGES:
             marks = self._mark_wanted_keys(keys)
@@ -374,7 +393,10 @@ class Postings:
         return file_marks
 
     def has_only(self, keys: WantedKeys) -> bool:
-        """Return whether all keys of all files are certainly in `keys`."""
+        """Return whether all keys of all files are certainly in `keys`.
+
+        In the layout EDGES, the postings do not list all keys, so the result is False.
+        """
         return self.layout != EDGES and bool(self._mark_wanted_keys(keys).all())
 
     def share(self, keys: WantedKeys) -> float:
@@ -397,7 +419,10 @@ class Postings:
         return marks
 
     def _mark_possible_files(self, bounds: Bounds, has_keys: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Return False for each file whose lowest and greatest key exclude a key within the bounds, as bool[files]."""
+        """Return whether each file may have a key within the bounds, as bool[files].
+
+        The lowest and the greatest key of a file can exclude it.
+        """
         marks, undecided_files = self._mark_by_edge_keys(bounds, has_keys)
         may_have_key: npt.NDArray[np.bool_] = marks != 0
         may_have_key[undecided_files] = True
@@ -409,7 +434,10 @@ class Postings:
         return self._dictionary
 
     def _mark_by_key(self, bounds: Bounds) -> Marks:
-        """Return the marks of `mark_files` for the layouts MATRIX and LISTS."""
+        """Return the marks of `mark_files` for the layouts MATRIX and LISTS, which store the files of each key.
+
+        Wide ranges are first compared with the lowest and the greatest rank of each file, which decide most files.
+        """
         begins, ends = bounds.find_intervals(self._open_dictionary())
         marks = np.zeros(self._files, dtype=np.uint8)
         if _is_wide(begins, ends):
@@ -420,6 +448,9 @@ class Postings:
 
     def _mark_by_extremes(self, begins: RankArray, ends: RankArray) -> tuple[Marks, RankArray, RankArray]:
         """Compare wide intervals with the lowest and the greatest rank of each file.
+
+        A file has a key in an interval if its lowest or its greatest rank is inside. It has none if all its ranks are
+        on one side. If the interval is between its lowest and greatest rank, the comparison does not decide.
 
         Returns:
             The marks that this comparison decides, and the begins and the ends of the intervals that still have to be
@@ -441,7 +472,10 @@ class Postings:
         return marks, begins, ends
 
     def _mark_files(self, begins: npt.NDArray[np.uint64], ends: npt.NDArray[np.uint64]) -> Marks:
-        """Return 1 for each file with a rank in the intervals, otherwise 0, as uint8[files]."""
+        """Return 1 for each file with a rank in the intervals, otherwise 0, as uint8[files].
+
+        The layout MATRIX has a bit for each key and file. The layout LISTS has the indexes of each key's files.
+        """
         if self.layout == MATRIX:
             words = bits.count_words(self._files)
             matrix = self._read_array(_FILES, "<u8", words * self._keys)
@@ -459,7 +493,11 @@ class Postings:
         return marks
 
     def _mark_by_edge_keys(self, bounds: Bounds, has_keys: npt.NDArray[np.bool_]) -> tuple[Marks, npt.NDArray[np.intp]]:
-        """Return the marks that the lowest and greatest keys decide, and the indexes of the undecided files."""
+        """Return the marks that the lowest and greatest keys decide, and the indexes of the undecided files.
+
+        A file is marked only for codes, and if a range contains its lowest key. Keys of bytes are stored only in part,
+        so they can only exclude a file.
+        """
         dtype = "<u8" if self._form == CODES else f"S{EDGE_BYTES}"
         lowest_keys, greatest_keys = (
             self._read_array(number, dtype, self._files) for number in (_LOWEST_KEYS, _GREATEST_KEYS)
@@ -478,7 +516,14 @@ class Postings:
         return marks, np.flatnonzero(may_have_key)
 
     def _search_sections(self, bounds: Bounds, marks: Marks, numbers: npt.NDArray[np.intp], section: Sections) -> Marks:
-        """Set the marks of the files in `numbers` by searches in their dictionaries, and return the marks."""
+        """Search the dictionaries of the undecided files for keys within the bounds, and return the completed marks.
+
+        Args:
+            bounds: The bounds.
+            marks: The marks of all files, which are changed.
+            numbers: The indexes of the undecided files.
+            section: A function that returns the part of the index for a file.
+        """
         if self._form == CODES:
             dictionaries = [section(number).dictionary for number in numbers.tolist()]
             marks[numbers] = _ordered.holding(cast("list[_ordered.Numbers]", dictionaries), bounds.lows, bounds.highs)
@@ -488,9 +533,14 @@ class Postings:
         return marks
 
     def _read_array(self, number: int, dtype: str, count: int) -> npt.NDArray[Any]:
-        """Return a piece as an array of `count` numbers. If the array was decompressed, it is cached.
+        """Return a piece of the postings as an array, which is cached.
 
-        The size is checked before the piece is decompressed.
+        The size is checked before the piece is decompressed, because a damaged size could need any amount of memory.
+
+        Args:
+            number: The index of the piece.
+            dtype: The numpy type of an item.
+            count: The number of items.
         """
         array = self._arrays.get(number)
         if array is not None:

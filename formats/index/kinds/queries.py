@@ -59,10 +59,13 @@ def make_predicate_key(predicate: Bound) -> PredicateKey:
 
 
 def list_point_keys(ranges_of_terms: Sequence[KeyRanges]) -> list[Keys] | None:
-    """Return the keys that a matching row can have, as a column for each term, or None.
+    """Return the keys that a matching row can have, as a column for each term, or None if they cannot be listed.
 
-    For several terms, the result has all combinations. It is None if the ranges contain more than single keys, or if
-    there are too many keys.
+    For several terms, the columns have all combinations of their keys. The keys cannot be listed if a range contains
+    many keys, if null or NaN also matches, or if there are too many keys or combinations.
+
+    Args:
+        ranges_of_terms: The matching ranges of each indexed term.
     """
     keys_of_terms: list[tuple[Key, ...]] = []
     for ranges in ranges_of_terms:

@@ -74,7 +74,8 @@ class FileRecords:
     """The entries of a data file.
 
     Attributes:
-        run: uint8[24 * rows], the entries in ascending order.
+        run: uint8[24 * rows], an entry of 24 bytes for each row, in ascending order: the hash of the row's key, its
+            file and its position.
     """
 
     run: Bytes
@@ -98,7 +99,7 @@ def build_records(columns: Sequence[Keys]) -> FileRecords:
 
 
 def encode_record_entries(entries: Sequence[FileRecords]) -> Iterator[Part]:
-    """Yield the parts of a blob. Data files are numbered in the given order."""
+    """Yield the parts of a blob from the entries of its data files, which are numbered in the given order."""
     # The number of pages is -1, because these runs have no pages.
     runs = [(records.run, -1, np.array([number], np.uint32)) for number, records in enumerate(entries)]
     return _write_parts(Merger(runs, len(entries)), len(entries))
@@ -121,6 +122,7 @@ def merge_records(parts: Sequence[tuple[RecordBlob, Mask]]) -> Iterator[Part]:
             raise ValueError(
                 f"the mask of the files to keep has {len(keep)} items, but the index has {record.files} data files"
             )
+        # The merger drops the entries of files with this number.
         new_numbers = np.full(record.files, DROPPED_FILE, np.uint32)
         kept_files = int(np.count_nonzero(keep))
         kept_numbers = np.arange(total_files, total_files + kept_files, dtype=np.uint32)
@@ -131,7 +133,11 @@ def merge_records(parts: Sequence[tuple[RecordBlob, Mask]]) -> Iterator[Part]:
 
 
 def _write_parts(merger: Merger, files: int) -> Iterator[Part]:
-    """Yield the parts of a blob whose entries `merger` sorts: its pages, its directory and its trailer."""
+    """Yield the parts of a blob whose entries `merger` sorts: its pages, its directory and its trailer.
+
+    A fixed number of pages is in memory at the same time. The directory has the first hash of each page (its fence) and
+    the number of entries of each data file.
+    """
     if files > FILES_MAX:
         raise ValueError(f"{files} data files do not fit into one record index; the limit is {FILES_MAX}")
     counts = np.zeros(files, dtype="<u8")
@@ -201,14 +207,15 @@ class Fences:
     def list_page_ranges(self, hi: Words, lo: Words) -> list[tuple[int, int]]:
         """Return the offsets and lengths in the blob of all pages that may contain one of the hashes, ascending.
 
-        Adjacent pages are joined. For one hash, this is one page, or two pages if its entries may cross a page
-        boundary. Only a key of hundreds of rows needs more pages.
+        Adjacent pages are joined. A hash needs one page, or two pages if its entries may cross a page boundary. Only a
+        key of hundreds of rows needs more pages. The directory has the high half of each page's first hash, so the
+        low halves do not matter.
         """
         spans = self._find_page_spans(hi)
         return [(first_page * PAGE_BYTES, (end - first_page) * PAGE_BYTES) for first_page, end in spans.tolist()]
 
     def _find_page_spans(self, hi: Words) -> Longs:
-        """Return the first page of each range of pages, and the page after its last, int64[n, 2]."""
+        """Return the ranges of pages that may contain the hashes: first page and page after the last, int64[n, 2]."""
         return stretches(self.first, np.sort(hi))
 
     def look_up_in_pages(self, hi: Words, lo: Words, pages: Sequence[Part]) -> RowPositions:
@@ -230,7 +237,11 @@ class Fences:
 
 
 def _read_trailer(tail: Part, blob_bytes: int) -> tuple[int, int, int, int]:
-    """Return the numbers of entries, pages and files, and the checksum of the directory."""
+    """Read the trailer, the last bytes of a blob, and check that its numbers fit the size of the blob.
+
+    Returns:
+        The numbers of entries, pages and files, and the checksum of the directory.
+    """
     if len(tail) < TRAILER_BYTES or blob_bytes < TRAILER_BYTES:
         raise ValueError(f"a record index cannot have only {min(len(tail), blob_bytes)} bytes")
     trailer = memoryview(tail)[len(tail) - TRAILER_BYTES :]
@@ -393,7 +404,10 @@ class RecordKind(IndexKind[FileRecords, RecordBlob]):
     def compare(
         self, index: RecordBlob, number: int, columns: Sequence[Keys], sampled_rows: Sequence[int]
     ) -> Iterator[str]:
-        """Compare all rows, not only the sampled rows."""
+        """Compare all rows of the data file `number`, not only the sampled rows.
+
+        Each row's key must be in the index at the position of the row.
+        """
         rows = columns[0].rows
         if int(index.counts[number]) != rows:
             yield f"the index has {int(index.counts[number])} entries, but the data file has {rows} rows"

@@ -64,12 +64,15 @@ For more bounds, it is faster to assemble each row's rank and to look it up (mea
 
 
 def compute_slice_count(cardinality: int) -> int:
-    """Return the number of bits of a rank."""
+    """Return the number of bits that the rank of a key needs, if there are `cardinality` distinct keys."""
     return max(cardinality - 1, 0).bit_length()
 
 
 def build_section(keys: Keys) -> bytes:
-    """Encode the section of a data file.
+    """Encode the section of a data file in a bitmap index.
+
+    It consists of a dictionary of the distinct keys, the rows with null, the rows with NaN, and bitmaps that give the
+    rank of each row's key in the dictionary.
 
     Raises:
         ValueError: The file has too many rows, or its dictionary is too long.
@@ -95,7 +98,17 @@ def _find_present(nulls: Bits, nans: Bits, rows: int) -> Bits:
 
 
 def _choose_layout(ranks: Ranks, cardinality: int, present_rows: Bits) -> tuple[int, list[Piece]]:
-    """Return the smaller layout, and its bitmaps."""
+    """Return the smaller layout, and its bitmaps.
+
+    The layout SLICES has a bitmap for each bit of the ranks. The layout EQUALITY has a bitmap for each distinct key,
+    which is only smaller if few rows differ from their neighbours. This is first estimated from the number of changes,
+    because encoding the bitmaps takes longer. If the slices would take too much memory once decoded, they stay flat.
+
+    Args:
+        ranks: The rank of each row's key.
+        cardinality: The number of distinct keys.
+        present_rows: The rows with a key. The other rows have the rank 0 too.
+    """
     rows = len(ranks)
     words_of_slices = _bitmap.slice_ranks(ranks, compute_slice_count(cardinality))
     slices = [bits.encode_bits(words, rows) for words in words_of_slices]
@@ -178,6 +191,8 @@ class Section:
 
     def find_rows_where(self, bounds: Bounds, nulls: bool, nans: bool, slices: Callable[[], _bitmap.Slices]) -> Bits:
         """Return the rows whose key is within the bounds.
+
+        Rows with null or NaN have the rank of another key, so they are added or removed separately.
 
         Args:
             bounds: The bounds.
@@ -266,9 +281,9 @@ class Section:
         return _bitmap.Slices(slices, self.rows), size_bytes
 
     def _select_ranks(self, intervals: Intervals, slices: Callable[[], _bitmap.Slices]) -> Bits:
-        """Return the rows with a rank in the intervals.
+        """Return the rows whose key has a rank in the intervals.
 
-        Rows without a key have the rank 0. The result for them is undefined.
+        Rows without a key (null and NaN) have the rank 0, and may be in the result. The caller removes them.
         """
         begins, ends = intervals
         if not len(begins):
@@ -280,9 +295,10 @@ class Section:
         return find_rows(slices(), intervals, self.cardinality)
 
     def _union_bitmaps(self, begins: Sequence[int], ends: Sequence[int]) -> Bits:
-        """Return the union of the bitmaps of some ranks.
+        """Return the rows whose rank is in one of the intervals [begin, end), from a bitmap for each rank.
 
-        If the other ranks are fewer, the complement of the union of their bitmaps is computed instead.
+        If fewer ranks are outside the intervals, their bitmaps are joined instead, and the result is inverted. It can
+        then also contain rows without a key.
         """
         ranks = [rank for begin, end in zip(begins, ends, strict=True) for rank in range(begin, end)]
         uses_complement = 2 * len(ranks) > self.cardinality
@@ -293,7 +309,17 @@ class Section:
 
 
 def find_rows(slices: _bitmap.Slices, intervals: Intervals, cardinality: int) -> Bits:
-    """Return the rows whose rank is in one of the intervals. There must be at least one interval."""
+    """Return the rows whose rank is in one of the intervals. There must be at least one interval.
+
+    A few intervals are compared with the slices, which are bitmaps of the bits of the ranks. For many intervals, it is
+    faster to compute the rank of each row and look it up. An edge at the first or after the last rank needs no
+    comparison.
+
+    Args:
+        slices: The slices.
+        intervals: The intervals [begin, end) of ranks.
+        cardinality: The number of ranks.
+    """
     begins, ends = intervals
     if len(begins) == 1:
         return _find_rows_in_interval(slices, int(begins[0]), int(ends[0]), cardinality)
@@ -307,7 +333,11 @@ def find_rows(slices: _bitmap.Slices, intervals: Intervals, cardinality: int) ->
 
 
 def _find_rows_in_interval(slices: _bitmap.Slices, begin: int, end: int, cardinality: int) -> Bits:
-    """Return the rows whose rank is in the interval [begin, end)."""
+    """Return the rows whose rank is in the interval [begin, end).
+
+    A single rank is compared for equality. Otherwise, the ranks are compared with both edges of the interval. The last
+    argument of `where` states whether ranks above the last edge are included.
+    """
     if end - begin == 1:
         return slices.where(_NO_RANKS, np.array([begin], dtype=np.uint64), False)
     # An edge at the end of all ranks needs no comparison.

@@ -44,10 +44,11 @@ class SparseMemory:
 
     def fill(self, offset: int, data: bytes) -> None:
         """Store bytes that were read at `offset`. Bytes that are already stored stay unchanged."""
+        # The list is complete before the loop changes the filled ranges.
         for start, end in list(self._find_gaps(offset, offset + len(data))):
             self.memory[start:end] = data[start - offset : end - offset]
             self._add_range(start, end)
-            self.filled_bytes += end - start + mmap.PAGESIZE
+            self.filled_bytes += end - start + mmap.PAGESIZE  # A part can begin and end within a page of memory.
 
     def _find_gaps(self, start: int, end: int) -> Iterator[Range]:
         """Yield the start and the end of each part between `start` and `end` that has not been read."""
@@ -62,7 +63,10 @@ class SparseMemory:
             yield start, end
 
     def _add_range(self, start: int, end: int) -> None:
-        """Record that a gap has been read, and join it with the ranges that it touches."""
+        """Record that the bytes from `start` to `end` have been read.
+
+        They were a gap before, so they can touch the next and the previous range, and are joined with these.
+        """
         index = bisect_right(self._filled_ranges, (start, end))
         if index < len(self._filled_ranges):
             next_start, next_end = self._filled_ranges[index]
