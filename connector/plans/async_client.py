@@ -456,7 +456,13 @@ class Seamark:
         return raw
 
     async def lease(self, name: Name, plan_ids: Collection[int], lease_s: int | None = None) -> None:
-        """Renew the leases of plans of a table or view, or withdraw the plans if `lease_s` is 0."""
+        """Renew the leases of plans of a table or view, or withdraw the plans if `lease_s` is 0.
+
+        Args:
+            name: The table or view.
+            plan_ids: The ids of the plans.
+            lease_s: The duration of the new leases in seconds, or None for the duration of this client.
+        """
         body = {"snapshot-ids": list(plan_ids), "lease-s": self._lease_s if lease_s is None else lease_s}
         path = f"{make_table_path(name)}/plan-snapshots"
         await self._send("POST", path, msgspec.json.encode(body), headers=self._plan_headers)
@@ -464,7 +470,8 @@ class Seamark:
     async def report_scan(self, table: Name, snapshot_id: int, columns: Collection[str]) -> None:
         """Report the columns of a table that a statement has read at a plan snapshot, as engines do.
 
-        The report is a ScanReport of the Iceberg REST specification.
+        The report is a ScanReport of the Iceberg REST specification. The server uses only the names of the columns, so
+        the other required fields have no content.
         """
         body = {
             "report-type": "scan-report",
@@ -552,7 +559,11 @@ class Seamark:
         return PlanView(answer.name, answer.plan_snapshot_id, tuple(view.columns))
 
     async def load_table(self, table: Name) -> KnownTable | None:
-        """Return the current state of a table, or None if there is no table of this name."""
+        """Return the current state of a table, or None if there is no table of this name.
+
+        The state is cached with the version (ETag) of the table. If the version is still current, the response has no
+        body, and the cached state is returned.
+        """
         cached_table = self._known_tables.get(table)
         path = f"{await self._make_path(table, 'tables')}?snapshots=refs"
         try:
@@ -623,7 +634,8 @@ class Seamark:
     ) -> tuple[str, bytes]:
         """Send a request, and return the ETag and body of the response.
 
-        The body is empty if the current version is `known_version`.
+        The body is empty if the current version is `known_version`. A body of more than `answer_bytes_max` bytes is
+        cut, so it cannot fill the memory. Its decoding then fails.
         """
         url = URL(self.url + path, encoded=True)
         headers = {**(headers or {}), **({"If-None-Match": known_version} if known_version else {})}

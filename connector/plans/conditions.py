@@ -177,7 +177,11 @@ NEVER = AnyOf((), 1)
 
 
 def all_of(parts: Iterable[Condition | None]) -> Condition | None:
-    """Return the AND of the conditions. It is None if it is true for all rows."""
+    """Return the AND of the conditions. It is None if it is true for all rows.
+
+    Repeated parts are left out. Parts beyond `LEAVES_MAX` comparisons are also left out, which makes the condition
+    weaker but never wrong: it is true for all rows that meet all conditions.
+    """
     distinct: dict[Condition, None] = {}
     size = 0
     for condition in parts:
@@ -233,7 +237,10 @@ def keep_comparisons(condition: Condition | None) -> Condition | None:
 
 
 def drop_functions(condition: Condition | None) -> Condition | None:
-    """Return the condition without comparisons of functions, which can prune files, but cannot filter rows."""
+    """Return the condition without comparisons of functions, such as `lower(name) = 'a'`.
+
+    They can prune files by an index on the function, but the server cannot filter rows by them.
+    """
     return weaken(condition, lambda atom: None if _compares_function(atom) else atom)
 
 

@@ -92,7 +92,11 @@ class Dimension:
         return frozenset(other for _, other in self.on) | self.planned.scan.columns | list_columns(self.join.where)
 
     def request(self) -> JoinRequest:
-        """Return the join for a plan request."""
+        """Return the join for a plan request.
+
+        For a minimum or maximum, only the condition of the join selects the rows of the dimension, because other
+        conditions would change the extreme. Comparisons that cannot filter rows are left out.
+        """
         scan, join = self.planned.scan, self.join
         nested_requests = tuple(dimension.request() for dimension in self.dimensions)
         condition = join.where if join.is_extreme else all_of([scan.condition, join.where])

@@ -142,7 +142,17 @@ class PlanRequests:
         plans: Plans,
         repeated_requests: Mapping[PlannedScan, TablePlanRequest],
     ) -> dict[PlannedScan, TablePlanRequest]:
-        """Return requests for scans without plans, if other scans of the same table have plans."""
+        """Return requests for scans without plans, if other scans of the same table have plans.
+
+        All scans of a table must read the same snapshot. If the plans have different snapshots, the plans of the table
+        are dropped. A request for a scan whose filter the server has refused has no filter, and any plan is accepted
+        (the maximum fraction of kept files is 1).
+
+        Args:
+            groups: The scans that must read the same state of a table.
+            plans: The plans so far. Plans are removed from it.
+            repeated_requests: The scans that are planned again for other reasons.
+        """
         requests: dict[PlannedScan, TablePlanRequest] = {}
         for group in groups.values():
             answers = {planned_scan: plans[planned_scan] for planned_scan in group if planned_scan in plans}
@@ -169,7 +179,11 @@ class PlanRequests:
         dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
         plans: Plans,
     ) -> None:
-        """Remove the plans of each table whose branches, tags or current snapshot changed during planning."""
+        """Remove the plans of each table whose branches, tags or current snapshot changed during planning.
+
+        Only tables that a statement reads at several references are loaded again. Scans of one reference have the same
+        snapshot already.
+        """
         mixed_groups = [
             group
             for group in groups.values()
@@ -283,6 +297,10 @@ def _build_request(
     """Return the request for a scan.
 
     Args:
+        planned_scan: The scan.
+        snapshot_id: The snapshot to plan, or None for the branch or tag of the scan.
+        max_kept_fraction: The maximum fraction of the files that the plan may keep.
+        joins: The dimensions that filter the scan.
         keep: Whether the request contains the filter. If the server has refused the filter, it is left out.
     """
     filter = planned_scan.scan.filter if keep else None
@@ -335,7 +353,10 @@ def _drop_inconsistent(
     dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
     plans: Plans,
 ) -> None:
-    """Remove plans until, for each table, either all its scans have a plan or none, and all joins are consistent."""
+    """Remove plans until, for each table, either all its scans have a plan or none, and all joins are consistent.
+
+    The removal of a plan may make other joins inconsistent, so the check is repeated until nothing is removed.
+    """
     while True:
         nameless_groups = [group for group in groups.values() if len(group) > 1 and not _have_plans(group, plans)]
         inconsistent = [

@@ -36,9 +36,13 @@ DIVISION_BY_ZERO = "error('Division by zero')"
 def translate_comparison(op: str, sides: Sequence[SqlValue], node: exp.Expr, *, positive: bool) -> SqlValue:
     """Return the translation of a comparison of two values of the same type.
 
-    NaN is not equal to any value, not smaller than any value, and not larger than any value.
+    NaN is not equal to any value, not smaller than any value, and not larger than any value. DuckDB sorts NaN after all
+    numbers, so NaN is tested separately.
 
     Args:
+        op: The operator, such as `<=`.
+        sides: The two values.
+        node: The comparison in the statement, for error messages.
         positive: Whether the comparison is a condition that is not negated, so that null has the same effect as false.
     """
     left, right = sides
@@ -121,6 +125,10 @@ def translate_decimal_operation(sign: str, left: SqlValue, right: SqlValue, node
 def divide_decimals(left: SqlValue, right: SqlValue, kind: SqlType) -> SqlValue:
     """Return the quotient of two decimals, rounded half up to the scale of `kind`.
 
+    Decimals are divided as integers without a decimal point. One of them is multiplied by a power of 10 (`shift`), so
+    that the integer quotient has the digits of the result. It is rounded away from zero if the remainder is at least
+    half of the denominator.
+
     DuckDB computes the quotient with 128-bit integers. If it does not fit 128 bits, the statement fails.
     """
     shift = kind.scale - left.type.scale + right.type.scale
@@ -137,7 +145,8 @@ def divide_decimals(left: SqlValue, right: SqlValue, kind: SqlType) -> SqlValue:
 def sum_decimals(value: SqlValue, distinct: str = "", over_clause: str = "") -> SqlValue:
     """Return the sum of decimals.
 
-    DuckDB adds them as 128-bit integers, whose overflow is not an error.
+    DuckDB adds them as 128-bit integers, whose overflow is not an error. If the values have so many digits that the sum
+    may overflow, a sum of doubles is computed to detect the overflow.
 
     Args:
         value: The decimals.

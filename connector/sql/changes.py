@@ -178,7 +178,11 @@ class _Change:
         )
 
     def translate_definition(self, tree: exp.Expr) -> DuckDBChange:
-        """Translate a statement that creates or drops a table or schema."""
+        """Translate a statement that creates or drops a table or schema.
+
+        sqlglot has the table in `tables` for DROP, and in `this` for CREATE. The name of a schema may have the name of
+        the catalog before it.
+        """
         kind, word = tree.text("kind").upper(), "CREATE" if isinstance(tree, exp.Create) else "DROP"
         if kind not in ("TABLE", "SCHEMA"):
             raise UnsupportedInDuckDB(f"{word} {kind} is not translated")
@@ -262,7 +266,10 @@ def divide_row_change(text: str) -> RowChangeTexts:
 
 
 def _parse_assignments(tokens: Sequence[TrinoToken]) -> tuple[list[list[TrinoToken]], TrinoToken | None]:
-    """Return the assignments of SET, and the token WHERE or None if there is no condition."""
+    """Return the assignments of SET, and the token WHERE or None if there is no condition.
+
+    Commas and WHERE inside parentheses and brackets belong to a value, so they are skipped.
+    """
     groups: list[list[TrinoToken]] = [[]]
     depth = 0
     for token in tokens:
@@ -296,6 +303,8 @@ def _find_column(name: str, columns: Mapping[str, SqlType], table: exp.Expr) -> 
 
 def _convert_to_column_type(value: SqlValue, kind: SqlType, column: str) -> str:
     """Return the value, converted to the type of its column.
+
+    Numbers except floats are also converted to a narrower type. DuckDB's cast refuses a value that does not fit.
 
     Raises:
         InvalidRequest: The conversion requires a CAST.

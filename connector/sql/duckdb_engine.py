@@ -145,7 +145,9 @@ class TableStream:
         Args:
             batch: The rows that the reader has returned.
             schema: The schema of the relation.
-            number: The index of the scan task in the plan.
+            number: The index of the scan task in the plan. The place of a row combines it with the row's position.
+
+        A relation must have a column. If the query uses none, the relation has a column of nulls.
         """
         if not self._names:
             return pa.RecordBatch.from_arrays([pa.nulls(batch.num_rows, pa.bool_())], schema=schema)
@@ -193,7 +195,11 @@ def register_tables(con: duckdb.DuckDBPyConnection, reads: Sequence[PlannedTable
 
 @contextmanager
 def register_stream(con: duckdb.DuckDBPyConnection, name: str, table_read: PlannedTableRead) -> Iterator[TableStream]:
-    """Register the rows of a read in DuckDB under this name, which replaces the name of its table."""
+    """Register the rows of a read in DuckDB under this name, which replaces the name of its table.
+
+    A stream with UUIDs is read through a view, whose columns hide the UUIDs from DuckDB's pushdown
+    (`TableStream.write_columns`).
+    """
     stream = TableStream(table_read)
     with ExitStack() as stack:
         registered_name = f"{name}_rows" if stream.has_uuids else name

@@ -164,6 +164,9 @@ def _compute_groups(
 ) -> pa.RecordBatch | None:
     """Return the groups of a data file, or None if they cannot be computed, or are not much fewer than its rows.
 
+    The task has no folder, because no index file is written. An error of the storage is raised, because a later attempt
+    may succeed.
+
     Raises:
         OSError: The file cannot be read.
     """

@@ -217,6 +217,9 @@ def check_form(tree: exp.Expr) -> None:
 def _check_joins(tree: exp.Expr, facts: exp.Table) -> None:
     """Check that no outer join adds a row without a partner in the facts, because such a row is in no group.
 
+    A LEFT JOIN adds such rows if the facts are its right side. A RIGHT JOIN adds them if the facts are on its left side
+    or are joined later.
+
     Raises:
         NotFromCube: An outer join may add a row without facts, or the alias of the table renames its columns.
     """
@@ -428,7 +431,11 @@ class _CubeTranslation(Translation):
         return CorrectedQuery(f"{begin} ({live_groups} UNION ALL {rows_text}) {text}", (*keys, *partials))
 
     def _find_count(self, used_partial: _UsedPartial) -> _UsedPartial | None:
-        """Return the partial aggregate that counts the values of an exact sum, or None if the cube does not have it."""
+        """Return the partial aggregate that counts the values of an exact sum, or None if the cube does not have it.
+
+        The count is needed to subtract deleted rows: a sum of no remaining values is null and not 0. Sums of floats are
+        not exact, so rows cannot be subtracted from them.
+        """
         kind, operand = used_partial.operand, used_partial.partial.operand
         is_exact = kind.is_integer or (kind.name == "decimal" and kind.precision <= _SUBTRACTED_PRECISION_MAX)
         if used_partial.partial.function != SUM or operand is None or not is_exact:
@@ -440,7 +447,11 @@ class _CubeTranslation(Translation):
     def _translate_table(
         self, node: exp.Table, alias: exp.Expr | None, outer: NameScope
     ) -> tuple[str, tuple[VisibleColumn, ...]]:
-        """Return the union that replaces the facts. Only dimensions are visible as its columns."""
+        """Return the union that replaces the facts. Only dimensions are visible as its columns.
+
+        Other tables are translated as usual. The attributes of replaced tables also become columns of the union. A
+        dimension that is a field of a struct is visible as a field of a column with the name of the struct.
+        """
         number = self._numbers_by_node[id(node)]
         source, fields = super()._translate_table(node, alias, outer)
         self._tables_by_number[number] = self.tables[-1]
@@ -584,7 +595,8 @@ class _CubeTranslation(Translation):
 
         Args:
             node: An aggregate for which `_is_measure` is true.
-            condition: The condition of FILTER on groups, in DuckDB's SQL.
+            condition: The condition of FILTER on groups, in DuckDB's SQL. Partial aggregates of other groups become
+            null.
         """
         check_args(node)
         function, argument = _FUNCTIONS[type(node)], node.this
