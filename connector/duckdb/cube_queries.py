@@ -40,6 +40,9 @@ class DuckDBCubeQuery:
     ) -> None:
         """Translate a query.
 
+        The original and the translated query are bound over empty relations, to get the names and types of their
+        results. The types must be equal.
+
         Args:
             con: The connection in which the query runs.
             statement: The query.

@@ -116,7 +116,10 @@ class NameKinds:
         return next(iter(kinds)) if len(kinds) == 1 else None
 
     def _propagate_kinds(self, names_by_alias: Mapping[str, set[str]]) -> None:
-        """Add to each alias the kinds of its columns, which may be aliases themselves."""
+        """Add to each alias the kinds of its columns, which may be aliases themselves.
+
+        The step is repeated until no kind is added, at most once for each alias in a chain.
+        """
         for _ in range(1 + len(names_by_alias)):
             kind_count = sum(map(len, self._kinds_by_name.values()))
             for name, columns in names_by_alias.items():
@@ -145,7 +148,10 @@ def find_extreme_column(node: exp.Expr) -> exp.Expr:
 
 
 def find_literal_kind(nodes: Sequence[exp.Expr]) -> str | None:
-    """Return the kind of constants in DuckDB, before DuckDB converts them for a comparison."""
+    """Return the kind of constants in DuckDB, before DuckDB converts them for a comparison.
+
+    Nulls have no kind. The result is None if the constants have several kinds or an unknown kind.
+    """
     kinds = {_find_literal_kind(node) for node in nodes if not isinstance(node, exp.Null)}
     return kinds.pop() if len(kinds) == 1 else None
 
@@ -238,7 +244,15 @@ def _name_output(projection: exp.Expr) -> str:
 
 
 def to_constant(node: exp.Expr | None, kind: str, *, utc: bool) -> exp.Expr | None:
-    """Return a constant in Trino's SQL, or None if DuckDB would convert a column of this kind to compare it."""
+    """Return a constant in Trino's SQL, or None if DuckDB would convert a column of this kind to compare it.
+
+    A comparison with a converted column may be true for other rows than in Trino.
+
+    Args:
+        node: The constant in DuckDB's dialect.
+        kind: The kind of the column with which the constant is compared.
+        utc: Whether the session's time zone is UTC.
+    """
     while isinstance(node, exp.Paren):
         node = node.this
     match node:

@@ -429,7 +429,8 @@ class _Query:
         self, tables: Mapping[int, _CatalogTable], tables_of_catalogs: Mapping[int, KnownTable], *, utc: bool
     ) -> dict[int, PlannedScan]:
         """Return the scans of the statement.
-        The function can be called only once, because it changes the tree of the statement.
+
+        The analysis changes the tree of the statement, so it runs once. Later calls return or raise the same result.
 
         Raises:
             UnsupportedStatement: The statement is not supported.
@@ -485,7 +486,10 @@ class _Query:
         plans: Mapping[PlannedScan, TablePlanResponse],
         dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
     ) -> PlannedQuery:
-        """Return the text in which the names of plan tables replace those of the tables."""
+        """Return the text in which the names of plan tables replace those of the tables.
+
+        `AT (VERSION => …)` is removed, because a plan table already has the rows of the version.
+        """
         marks = {mark_name(number): table for number, table in tables.items()}
         replacements = []
         for scan in scans.values():

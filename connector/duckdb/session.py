@@ -65,7 +65,10 @@ def attach(
     (`enable_external_file_cache`), because DuckDB would return wrong rows of tables with deletion vectors.
 
     Args:
-        token: A bearer token.
+        con: The connection.
+        uri: The URL of the server.
+        name: The name of the catalog in DuckDB.
+        token: A bearer token, or None for a server without login.
         on_s3: Whether the tables are in S3. DuckDB then uses keys from the server
             (`SEAMARK_S3_CLIENT_ACCESS=static` or `sts`).
 

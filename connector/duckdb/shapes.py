@@ -17,7 +17,10 @@ _QUERIES = (exp.Select, exp.SetOperation, exp.Subquery)
 
 
 def rewrite_blocks(tree: exp.Expr) -> None:
-    """Rewrite the constructs whose meaning does not depend on the columns of tables."""
+    """Rewrite QUALIFY, and VALUES and UNNEST in FROM, into forms that the analysis of Trino's SQL understands.
+
+    Their meaning does not depend on the columns of tables.
+    """
     for node in list(tree.find_all(exp.Select, exp.Values, exp.Unnest)):
         if isinstance(node, exp.Select):
             if node.args.get("qualify") is not None:
@@ -27,7 +30,10 @@ def rewrite_blocks(tree: exp.Expr) -> None:
 
 
 def rewrite_conditions(tree: exp.Expr, kinds: NameKinds) -> None:
-    """Rewrite the conditions whose meaning depends on the kinds of their columns."""
+    """Rewrite the conditions whose meaning depends on the kinds of their columns.
+
+    A condition that may be true for other rows in Trino is hidden from the analysis, which then prunes no files by it.
+    """
     nodes = list(tree.walk())
     node_types = {type(node) for node in nodes}
 

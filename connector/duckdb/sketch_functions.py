@@ -75,7 +75,10 @@ def _make_sketches(values: pa.ChunkedArray | pa.Array) -> pa.Array:
 
 
 def _count_sketches(lists: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """Return the estimate of the sketches of each list. It is 0 for a null."""
+    """Return the estimated number of distinct values of each list of sketches. It is 0 for a null.
+
+    The lists are joined to one array of sketches, each with the index of its list, so that all are merged in one call.
+    """
     array = _to_array(lists)
     lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
     sketches = pa.chunked_array([array.flatten().cast(SKETCH)])

@@ -153,7 +153,8 @@ class DuckDBStatement:
     def _find_sure_qualifiers(self, tables: Mapping[int, Mapping[str, str]]) -> frozenset[str] | None:
         """Return the qualifiers that only refer to tables with known columns.
 
-        The result is None if the columns of all tables are known.
+        The result is None if the columns of all tables are known. Otherwise, a column without a qualifier may belong to
+        an unknown table. A qualifier is also uncertain if a subquery or a name in WITH has the same name.
         """
         if len(tables) == len(self._nodes):
             return None
@@ -166,7 +167,11 @@ class DuckDBStatement:
         return frozenset(self._nodes[number].alias_or_name.lower() for number in tables) - unknown_qualifiers
 
     def _read_reference(self, node: exp.Table) -> NamedRelation | None:
-        """Return the name of a relation and its position in the text, or None if the relation has no name."""
+        """Return the name of a relation and its position in the text, or None if the relation has no name.
+
+        The positions come from sqlglot. The text at these positions is parsed again to check that it is the name. If
+        `AT (VERSION => …)` follows, its position is found by patterns, because sqlglot does not report it.
+        """
         parts = node.parts
         arguments = {name for name, value in node.args.items() if value}
         if not all(isinstance(part, exp.Identifier) for part in parts) or not arguments <= _TABLE_ARGS:
@@ -480,7 +485,8 @@ def _is_false_for_nan(node: exp.Expr) -> bool:
 def _find_term_kind(node: exp.Expr | None, kinds: NameKinds) -> tuple[str | None, Sequence[exp.Expr]]:
     """Return the kind of a column or function, and the constants in it.
 
-    Functions must have the same values in Trino.
+    Functions must have the same values in Trino. Otherwise, the kind is None. Doubles in CASE and similar functions
+    have no kind, because the engines compare NaN differently.
     """
     while isinstance(node, exp.Paren):
         node = node.this

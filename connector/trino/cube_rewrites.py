@@ -185,7 +185,10 @@ async def rewrite_over_cube(
 
 
 def _write_rights_check(text: StatementText, columns: Sequence[tuple[PlannedScan, frozenset[str]]]) -> str:
-    """Return a query without rows that reads these columns of these tables."""
+    """Return a query without rows that reads these columns of these tables.
+
+    The names of the tables are copied from the statement, so Trino resolves them in the same way and checks the rights.
+    """
     tables, column_texts = [], []
     for number, (planned_scan, names) in enumerate(columns):
         tables.append(f"{text.text[planned_scan.scan.start : planned_scan.scan.end]} AS t{number}")

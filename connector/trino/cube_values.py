@@ -38,6 +38,8 @@ def count_characters(groups: pa.Table) -> int:
 def write_values(groups: pa.Table, statement: CubeStatement, characters_max: int) -> str:
     """Return a relation with the groups, for a FROM clause.
 
+    VALUES must have a row, so an empty relation has a row of nulls and the condition FALSE.
+
     Args:
         groups: The groups.
         statement: The query over the cube.
@@ -78,6 +80,8 @@ def write_values(groups: pa.Table, statement: CubeStatement, characters_max: int
 
 def _write_json(groups: pa.Table, statement: CubeStatement, characters_max: int) -> str:
     """Return the relation with a JSON text for each column.
+
+    Trino needs much more time to parse many literals than a few long texts, so large relations are written this way.
 
     Raises:
         NotFromCube: The relation would be too long, or a value cannot be written.

@@ -370,7 +370,13 @@ class Proxy:
         """Send the statement unchanged.
 
         Args:
+            request: The client's request.
+            candidates: The coordinators, of which the first that can be reached receives the statement.
+            target: The path and query of the request.
+            body: The body of the request.
             summary: The summary for the log.
+            outcome: The label of the statement in the metrics.
+            response_handler: Handles the coordinator's response instead of sending it to the client, or None.
             header: The summary for the client. If it is empty, the client receives `summary`.
         """
         self._counts.statements.labels(outcome).inc()
@@ -440,6 +446,9 @@ class Proxy:
         self, coordinator: Coordinator, headers: CIMultiDict[str], rewrite: RewriteResult
     ) -> Failure | None:
         """Check in Trino that the sender may read the groups in a statement. Return the failure, or None.
+
+        The statement contains groups of a cube as literals, so Trino itself cannot check the rights. A query without
+        rows on the same columns is sent instead. A successful check is remembered for a short time.
 
         Raises:
             aiohttp.ClientError: The connection breaks.

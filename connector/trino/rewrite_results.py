@@ -161,7 +161,7 @@ def _write_access_checks(
 ) -> Replacement:
     """Return queries for WITH that read the original views, so that Trino checks the access rules of the views.
 
-    The queries are never executed.
+    The queries are never executed. The text of a quoted statement is inside a string, so quotes in it are doubled.
     """
     with_offset, has_with = statement.with_position
     columns_by_name = {}
@@ -182,7 +182,11 @@ def _collect_plan_inputs(
     dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
     views: Mapping[PlannedScan, PlanView],
 ) -> PlanInputs:
-    """Return the columns by which files were pruned, by the name of the table in Trino."""
+    """Return the columns by which files were pruned, by the name of the table in Trino.
+
+    These are the columns of conditions and, if a join has left out files, the columns of the join, its conditions and
+    its nested joins.
+    """
     columns: defaultdict[TableName, set[str]] = defaultdict(set)
     limiting_tables: set[TableName] = set()
 

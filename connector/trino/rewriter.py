@@ -300,7 +300,8 @@ class Rewriter:
     def report_failure(self, rewrite: RewriteResult, name: str, message: str) -> None:
         """Report that a rewritten statement has failed, in Trino or because of Trino's access rules.
 
-        If the message contains the name of a plan or of a file of a plan, the plan has caused the failure.
+        If the message contains the name of a plan or of a file of a plan, the plan has caused the failure. After
+        several such failures, the same statement is not rewritten for some time.
         """
         is_hidden = rewrite.used.views or rewrite.used.aggregated
         is_denied = name == FORBIDDEN or (name == DENIED and is_hidden)
@@ -477,7 +478,11 @@ class Rewriter:
     # Parsing
 
     def _search_text(self, statement: str, session: Session) -> tuple[StatementText, _TextProperties]:
-        """Return the text to parse, and the properties of a statement that are found without parsing."""
+        """Return the text to parse, and the properties of a statement that are found without parsing.
+
+        The searches are fast and may find too much, for example in comments. A statement is parsed only if it may have
+        a condition or an aggregate, and may name a table of a configured catalog.
+        """
         if is_hinted_off(statement):
             return StatementText(statement), _TextProperties(why=_SWITCHED_OFF)
         text = self._write_text(statement, session)
@@ -515,7 +520,8 @@ class Rewriter:
     ) -> tuple[ReadStatement, dict[Names, KnownTable], ViewDefinitions]:
         """Return the parsed statement, the columns of its tables, and the definitions of its views.
 
-        The columns are loaded only if further conditions may be found with them.
+        The columns are loaded only if further conditions may be found with them: for several tables, for views, and for
+        conditions that depend on types. The statement is then parsed again with the columns.
         """
         statement = await self._reader.read(text, {}, until_s)
         table_names: dict[Names, Name] = {}

@@ -85,7 +85,10 @@ def make_connection_limits(settings: ProxySettings) -> ConnectionLimits:
 async def serve_proxy(
     proxy: Proxy, settings: ProxySettings, sock: socket.socket, tls: ssl.SSLContext | None
 ) -> AsyncIterator[None]:
-    """Answer requests on `sock` while the block runs. Then wait at most `drain_s` for the requests in flight."""
+    """Answer requests on `sock` while the block runs. Then wait at most `drain_s` for the requests in flight.
+
+    During the wait, no new connections are accepted, and the health check returns 503.
+    """
     inner = web.Server(
         proxy.handle,
         handler_cancellation=True,  # The request of a disconnected client is cancelled.

@@ -596,7 +596,7 @@ class _CubeTranslation(Translation):
         Args:
             node: An aggregate for which `_is_measure` is true.
             condition: The condition of FILTER on groups, in DuckDB's SQL. Partial aggregates of other groups become
-            null.
+                null.
         """
         check_args(node)
         function, argument = _FUNCTIONS[type(node)], node.this

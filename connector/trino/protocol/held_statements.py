@@ -148,7 +148,8 @@ class FollowedStatement:
     ) -> TrinoResponse | Failure:
         """Follow a statement's responses until Trino has planned it.
 
-        Return the response for the client, or the failure after which the original can be sent.
+        Return the response for the client, or the failure after which the original can be sent. If the plan can still
+        make the statement fail at the deadline, the last response is returned.
         """
         answer, results = await _read_first_answer(first, headers)
         if answer.status in _TOO_LARGE_STATUSES:
@@ -178,7 +179,10 @@ class FollowedStatement:
         return await self._apply_rules(answer)
 
     def _start_judging(self) -> None:
-        """Start to read the access rules concurrently with the next response, when Trino has analysed the statement."""
+        """Start to read the access rules concurrently with the next response, when Trino has analysed the statement.
+
+        If the rules are still unknown after a request, they are requested again.
+        """
         if self._judge is None or self._decision is not RuleDecision.UNKNOWN:
             return
         if self._decision_task is not None and self._decision_task.done():

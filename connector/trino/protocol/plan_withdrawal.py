@@ -67,6 +67,8 @@ class PlanWithdrawal:
     def note(self, plan: PlanSnapshotRef, requested_s: float) -> None:
         """Record a plan that the catalog has returned.
 
+        If the plan was withdrawn after it was requested, it is marked as withdrawn, so that `take` renews its lease.
+
         Args:
             plan: The plan.
             requested_s: The time at which the plan was requested, on a monotonic clock.
@@ -84,7 +86,8 @@ class PlanWithdrawal:
     async def take(self, plans: Iterable[PlanSnapshotRef]) -> None:
         """Reserve the plans that a statement will read.
 
-        After an error or a cancellation, no plan is reserved.
+        If a withdrawal is in progress, its end is awaited, and the lease is then renewed. The lease of an unknown plan
+        is also renewed. After an error or a cancellation, no plan is reserved.
 
         Raises:
             ClientError: The lease of a withdrawn plan cannot be renewed.
@@ -129,7 +132,10 @@ class PlanWithdrawal:
         await self._withdraw(math.inf)
 
     async def _sweep(self) -> None:
-        """Withdraw idle plans periodically, as long as there are plans."""
+        """Withdraw idle plans periodically, as long as there are plans.
+
+        The times of withdrawals are remembered for a while, because responses to earlier requests may still arrive.
+        """
         while self._plans:
             await asyncio.sleep(self._idle_s / 2)
             now_s = time.monotonic()

@@ -354,6 +354,9 @@ async def run_in_process(job: StatementJob, *, authorities: str | None = None) -
 async def _check_rights(request: Requested, send: Send, judge: Judge | None) -> None:
     """Check that Trino accepts the client's statements, and that no access rule forbids the job.
 
+    Two statements without effect are sent to Trino: the validation of a statement that needs the same right to write,
+    and a query without rows on the same columns. The access rules are read from the description of the query.
+
     Raises:
         NotAllowed: Trino refuses a statement, or a rule forbids the job.
     """
@@ -425,6 +428,7 @@ def find_base_url(headers: CIMultiDict[str], coordinator: Coordinator) -> str:
 
     Args:
         headers: The headers that the coordinator receives.
+        coordinator: The coordinator, whose path prefix the proxy has added to `X-Forwarded-Prefix`.
     """
     prefix = headers.get("X-Forwarded-Prefix", "").removesuffix(coordinator.prefix)
     return f"{headers['X-Forwarded-Proto']}://{headers['X-Forwarded-Host']}{prefix}"
