@@ -158,7 +158,11 @@ class Partitioner:
         ]
 
     def split(self, batch: pa.RecordBatch) -> list[tuple[Partition, Longs | None]]:
-        """Return the partitions of a batch, each with the ascending positions of its rows, or None for all rows."""
+        """Return the partitions of a batch, each with the ascending positions of its rows, or None for all rows.
+
+        Each row gets a code that identifies its partition. The rows are then sorted by code. numpy sorts integers of 16
+        bits with a faster algorithm.
+        """
         if not batch.num_rows:
             return []
         columns = [term.apply(batch) for term in self.terms if term.transform != VOID]
@@ -184,7 +188,11 @@ class Partitioner:
 
 
 def _combine_codes(columns: Sequence[Values]) -> Longs:
-    """Return a code for each row, as int64[rows]. Rows have the same code if all their values are equal."""
+    """Return a code for each row, as int64[rows]. Rows have the same code if all their values are equal.
+
+    The codes of the columns are the digits of a number. If the numbers could become too large, the used numbers are
+    replaced by consecutive numbers.
+    """
     codes, code_count = columns[0].codes, len(columns[0].values)
     for column in columns[1:]:
         if code_count * len(column.values) > _CODES_MAX:
@@ -196,6 +204,9 @@ def _combine_codes(columns: Sequence[Values]) -> Longs:
 
 def apply_transform(transform: str, kind: str, column: pa.Array | pa.ChunkedArray) -> Values:
     """Apply a transform to a column of a table.
+
+    Numbers and times are computed with numpy. The transforms of other values are computed once for each distinct value.
+    A string or binary is truncated by pyarrow, and then only encoded as a dictionary.
 
     Raises:
         ValueError: The type of the values is not the type of the column.

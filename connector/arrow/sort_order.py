@@ -65,7 +65,11 @@ class Ordering:
 
 
 def _build_sort_keys(field: _Field, rows: pa.Table) -> list[npt.NDArray[np.uint64]]:
-    """Return the sort keys of a field, uint64[rows] each. The most significant key is first."""
+    """Return the sort keys of a field, uint64[rows] each. The most significant key is first.
+
+    If there are nulls, the first key places them before or after all values. The ranks are inverted for a descending
+    field.
+    """
     ranks, valid = _rank_values(field.term, rows)
     ranks = ~ranks if field.descending else ranks
     if valid is None:
@@ -74,7 +78,11 @@ def _build_sort_keys(field: _Field, rows: pa.Table) -> list[npt.NDArray[np.uint6
 
 
 def _rank_values(term: PartitionTerm, rows: pa.Table) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_] | None]:
-    """Return the rank of each value, as uint64[rows], and whether it is not null, as bool[rows] or None if none is."""
+    """Return the rank of each value, as uint64[rows], and whether it is not null, as bool[rows] or None if none is.
+
+    Results of transforms are ranked by their distinct values. Types with codes have 64-bit numbers in the order of
+    their values as ranks, and NaN is last. Other values are ranked by pyarrow.
+    """
     column = get_column_at(rows, term.positions)
     if term.transform != IDENTITY:
         distinct = apply_transform(term.transform, term.kind, column)

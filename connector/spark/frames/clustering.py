@@ -286,7 +286,21 @@ class ClusterTask:
         cores: int,
         suffix: str,
     ) -> ClusterTask:
-        """Choose the number of tasks, and compute the ranges of keys of the tasks from the sample."""
+        """Choose the number of tasks, and compute the ranges of keys of the tasks from the sample.
+
+        Keys depend on nothing but the attributes and the target, so a task without ranges is created first to compute
+        the keys of the sample.
+
+        Args:
+            clustering: Computes the keys.
+            sample: Some of the rows.
+            read_plan: The columns that are read.
+            target: The state of the table that writers need.
+            rows: The number of all rows.
+            files: The number of new files.
+            cores: The number of cores of the Spark cluster.
+            suffix: The end of the names of the new files.
+        """
         tasks = min(files, max(_TASKS_PER_CORE * cores, -(-rows // TASK_ROWS)))
         work = ClusterTask(
             clustering, read_plan, target, tasks, np.empty(0, dtype="S1"), max(1, math.ceil(rows / files)), suffix
@@ -296,7 +310,8 @@ class ClusterTask:
     def compute_keys(self, rows: pa.Table | pa.RecordBatch) -> npt.NDArray[np.uint8]:
         """Return the keys of rows, as uint8[rows, key bytes].
 
-        In a partitioned table, a key begins with the partition, so the rows of a partition are next to each other.
+        In a partitioned table, a key begins with the number of the partition in 4 bytes, so the rows of a partition are
+        next to each other.
         """
         keys = self.clustering.compute_keys(rows)
         if not self.target.spec.fields or not rows.num_rows:

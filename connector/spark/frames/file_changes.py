@@ -65,6 +65,8 @@ class FileChanges:
     ) -> WrittenFiles:
         """Write the remaining rows of these files, and new rows, to new files (copy-on-write).
 
+        If the files are small, this process (the driver) writes all rows. Otherwise, Spark tasks rewrite the files.
+
         Args:
             files: The rows to delete, grouped by file.
             new: The new rows.
@@ -85,7 +87,7 @@ class FileChanges:
         return WrittenFiles.join(_run_tasks(self.spark, partial(_copy, self.table, self.target), groups))
 
     def mark_deleted(self, files: Sequence[MatchedRows]) -> WrittenDeletes:
-        """Write deletes of these rows (merge-on-read)."""
+        """Write deletes of these rows (merge-on-read). Spark tasks write them if many files have such rows."""
         if len(files) <= DRIVER_FILES_MAX:
             return delete_by_position(self.table, self.target, files)
         groups = divide(files, lambda _: (1,), (max(DRIVER_FILES_MAX, -(-len(files) // self._cores)),))

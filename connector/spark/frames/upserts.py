@@ -241,7 +241,11 @@ def _collect(df: DataFrame, rows_max: int) -> pa.Table | None:
 
 
 def _would_copy_much(source_table: OpenTable, request: UpsertRequest, rows: int) -> bool:
-    """Return whether the change probably has to rewrite files of many bytes."""
+    """Return whether the change probably has to rewrite files of many bytes.
+
+    The estimate assumes that each row is in a different file of the mean size. It is made from the totals of the
+    current snapshot. Merge-on-read rewrites no files.
+    """
     if (
         _choose_mode(request, create_target(source_table.metadata, source_table.storage, source_table.name))
         != COPY_ON_WRITE
@@ -322,6 +326,8 @@ class RowDistribution:
     def assign_tasks(self, columns: Sequence[pa.Array]) -> Ints:
         """Return the task of each row, as an index from 0: int32[rows].
 
+        With buckets, the task follows from the bucket. Each bucket may be divided into `parts` by the hash of the key.
+
         Args:
             columns: The columns of the key, with the table's types.
 
@@ -340,7 +346,10 @@ class RowDistribution:
         return tasks.astype(np.int32)
 
     def owns(self, spec: PartitionSpec | None) -> bool:
-        """Return whether all keys in a file of this partition spec belong to the same task."""
+        """Return whether all keys in a file of this partition spec belong to the same task.
+
+        This is certain only if the file has one bucket of the key, and the bucket determines the task.
+        """
         if self.tasks == 1:
             return True
         if not self.width or self.parts > 1 or spec is None:

@@ -211,7 +211,11 @@ class _SingleConditionReader:
             raise _TooLarge
 
     def read(self, node: Node, *, negated: bool) -> Condition | None:
-        """Return a condition that is true for each row for which `node` is true or, with `negated`, false."""
+        """Return a condition that is true for each row for which `node` is true or, with `negated`, false.
+
+        A negated AND is the OR of its negated parts, and a negated OR is their AND. None means that the condition is
+        true for all rows.
+        """
         self._count_parts(1)
         kind = self._catalyst.find_kind(node)
         if kind == "Not":
@@ -259,7 +263,11 @@ class _SingleConditionReader:
             yield self._read_tree(exp.and_(*conditions))
 
     def _read_by_rules(self, node: Node, *, negated: bool) -> Condition | None:
-        """Read a condition on functions of columns with the rules that all engines share."""
+        """Read a condition on functions of columns with the rules that all engines share.
+
+        The condition is first written as a tree of sqlglot. If days are added to a date column, dates that are far in
+        the past or future also meet the result.
+        """
         expressions = SparkExpressions(self._catalyst, self)
         tree = expressions.write_condition(node)
         condition = self._read_tree(exp.Not(this=exp.Paren(this=tree)) if negated else tree)
@@ -488,7 +496,10 @@ def _convert_literals(atom: Atom, kinds: Mapping[str, str]) -> Atom | None:
 
 
 def _parse_moment(literal: Literal) -> datetime | None:
-    """Return the moment of a date or of a time without a zone. Return None for another literal."""
+    """Return the moment of a date or of a time without a zone. Return None for another literal.
+
+    The moment of a date is its midnight.
+    """
     if literal.kind not in ("date", "timestamp") or literal.zone == ZONED:
         return None
     return datetime.fromisoformat(literal.value)
@@ -501,7 +512,12 @@ def _make_time_literal(moment: datetime, kind: str) -> Literal:
 
 
 def make_literal(value: Any, kind: str) -> Literal | None:
-    """Return a value of the JVM as a literal, or None if Iceberg cannot read any text form of the value."""
+    """Return a value of the JVM as a literal, or None if Iceberg cannot read any text form of the value.
+
+    Args:
+        value: The value in Spark's internal form. Dates are days, and times are microseconds since 1970.
+        kind: Spark's name of the type.
+    """
     match kind:
         case "boolean":
             return Literal("boolean", str(bool(value)).upper())

@@ -17,6 +17,8 @@ _KINDS = ("int", "bigint", "string", "date", "timestamp", "timestamp_ntz")
 def find_constant_columns(catalyst: Catalyst, node: Node) -> list[tuple[int, SparkColumn, tuple[Literal, ...]]]:
     """Return the columns with supported types of the constant rows of a plan node.
 
+    Constant rows come from VALUES (LocalRelation), or from `explode` of a constant array (Generate).
+
     Returns:
         For each column: the id of its attribute, the column, and its distinct values without null.
     """
