@@ -87,7 +87,10 @@ def _compare_shifted(
 def _compare_multiple(
     op: str, side: exp.Expr, literal: Literal, divisor: int, reader: ComparisonReader
 ) -> Condition | None:
-    """Read `side op literal / divisor` for integers."""
+    """Read `side op literal / divisor` for integers, where `literal / divisor` is the exact quotient.
+
+    If the quotient is not an integer, it is rounded down, or rounded up for `<` and `>=`. No integer equals it.
+    """
     quotient, remainder = divmod(int(literal.value), divisor)
     match op:
         case "=" | "<>":

@@ -116,6 +116,10 @@ def compare_range(
     """Return the condition that a column is at or after `start`, and before `end`.
 
     Args:
+        column: The column.
+        start: The first moment.
+        end: The moment after the last.
+        reader: Reads the two comparisons.
         like: A literal with the kind of the bounds. If it is a date, bounds at midnight become dates.
     """
     bounds = ((">=", make_moment_literal(start, like)), ("<", make_moment_literal(end, like)))

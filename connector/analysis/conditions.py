@@ -265,7 +265,11 @@ class _BlockConditionReader:
         return None
 
     def _read_pattern(self, node: exp.Expr, *, negated: bool) -> Condition | None:
-        """Read a LIKE predicate whose pattern is not only a prefix."""
+        """Read a LIKE predicate whose pattern is not only a prefix.
+
+        For `lower` or `upper` of a column, a comparison with the texts in all cases is added if possible, because it
+        can prune files of the table itself.
+        """
         escape = node.expression if isinstance(node, exp.Escape) else None
         like = node.this if escape is not None else node
         if type(like) is not exp.Like or not is_plain(like) or not is_plain(node):

@@ -157,7 +157,11 @@ def read_case(
 def _compare_truncated(
     op: str, column: exp.Expr, unit: str, literal: Literal, reader: ComparisonReader
 ) -> Condition | None:
-    """Read a comparison of the start of a calendar period with a literal without a zone."""
+    """Read a comparison of the start of a calendar period with a literal without a zone.
+
+    The comparison becomes a comparison of the column with the bounds of the period that contains the literal. No period
+    starts at a literal inside a period, so `=` is then never true.
+    """
     if literal.kind not in ("date", "timestamp") or literal.zone != LOCAL:
         return None
     moment = datetime.fromisoformat(literal.value)

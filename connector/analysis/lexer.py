@@ -245,7 +245,10 @@ def _parse_using(tokens: Sequence[TrinoToken]) -> tuple[str, ...]:
 
 
 def _unquote(token: TrinoToken) -> tuple[str, list[int]]:
-    """Return the value of a string literal, and the position of each of its characters and of its end."""
+    """Return the value of a string literal, and the position of each of its characters and of its end.
+
+    A quote in the literal is written twice, so it takes two positions.
+    """
     text, offsets = [], []
     position = token.start + 1
     while position < token.end - 1:

@@ -234,7 +234,10 @@ def _cast(literal: Literal | None, target_type: exp.DataType, casts_decimal: boo
 
 
 def _parse_sum(node: exp.Add | exp.Sub, casts_decimal: bool) -> Literal | None:
-    """Return the sum or difference of two numbers, or of a date or timestamp and an interval. Return None otherwise."""
+    """Return the sum or difference of two numbers, or of a date or timestamp and an interval. Return None otherwise.
+
+    The result is also None if the engine might round a decimal, because it has too many digits.
+    """
     left = parse_literal(node.this, casts_decimal=casts_decimal)
     if left is None:
         return None

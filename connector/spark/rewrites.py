@@ -78,9 +78,12 @@ def run_on_spark(
 ) -> Batches:
     """Yield each batch when its task ends, with a function that returns the result without waiting.
 
-    As many tasks run at the same time as there are cores.
+    As many tasks run at the same time as there are cores. If the caller stops early, the running tasks are cancelled.
 
     Args:
+        spark: The session.
+        batches: The files of each batch, with the function that rewrites them.
+        umask: The umask for the files that tasks write, or None to keep the umask of the process.
         folders: The parameter of `confine`.
         keys: The parameter of `use_keys`.
     """

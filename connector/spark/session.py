@@ -51,6 +51,8 @@ def session_conf(jars: Iterable[Path], *, cores: int = 2, shuffle_partitions: in
 
     Args:
         jars: Iceberg's runtime and, for S3, its AWS bundle.
+        cores: The number of tasks that run at the same time.
+        shuffle_partitions: The number of tasks after an exchange of rows.
     """
     return {
         "spark.master": f"local[{cores}]",

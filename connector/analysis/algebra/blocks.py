@@ -255,7 +255,11 @@ class QueryBlock:
         return rows if rows is None or self.needs_rows else rows._replace(exact=False)
 
     def _find_joined_rows(self) -> SourceRows | None:
-        """Return rows of a table such that the joined rows are exactly these rows, or None if this is not possible."""
+        """Return rows of a table such that the joined rows are exactly these rows, or None if this is not possible.
+
+        This is possible for a block with a single source. If the WHERE condition cannot be translated exactly, the
+        result has a weaker condition and is marked as not exact.
+        """
         if self.tree != 0:
             return None
         source = self.sources[0]
@@ -292,7 +296,10 @@ class QueryBlock:
     # Conditions on the joined rows
 
     def _move_to_rows(self, condition: Condition | None) -> Condition | None:
-        """Return a condition that is true for each joined row that can change the result."""
+        """Return a condition that is true for each joined row that can change the result.
+
+        It consists of the pushed condition on the outputs, of conditions of the block, and of what follows from WHERE.
+        """
         row_condition = self._keep_before_windows(self._move_to_columns(condition) if self.passes else None)
         row_condition = all_of([row_condition, self.having, self.aggregate_filter, self.correlated_condition])
         if self.where is None:

@@ -28,7 +28,10 @@ def has_order(first: str | None, second: str | None) -> bool:
 
 
 def has_outer_limit(kind: str, op: str) -> bool:
-    """Return whether a comparison with an extreme gives a limit even if the extreme includes further rows."""
+    """Return whether a comparison with an extreme gives a limit even if the extreme includes further rows.
+
+    With more rows, a maximum can only become larger, so `<` the maximum stays true for all needed rows.
+    """
     return op in (("=", "<", "<=") if kind == MAXIMUM else ("=", ">", ">="))
 
 
@@ -45,6 +48,8 @@ def iter_extreme_semi_joins(
     reference: ColumnReference, kind: str | None, op: str, relation: Relation, column: str
 ) -> Iterator[SemiJoin]:
     """Yield the semi-join of a column that is compared with the extreme of rows of a table.
+
+    Nothing is yielded if the rows are unknown, or if the extreme of more rows would not give a correct limit.
 
     Args:
         reference: The column.

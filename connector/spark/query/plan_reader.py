@@ -304,7 +304,8 @@ class PlanReader:
     ) -> tuple[dict[int, SparkColumn], frozenset[int], dict[str, ColumnReference]]:
         """Return the columns, sources and references of the outputs that are attributes of the child.
 
-        All three are by the id of the output.
+        All three are by the id of the output. Columns have unchanged stored values, and sources are other attributes
+        whose values come from a column. The references are to the child, the only source.
         """
         columns: dict[int, SparkColumn] = {}
         sources: set[int] = set()
@@ -322,7 +323,11 @@ class PlanReader:
         return columns, frozenset(sources), references
 
     def _read_aggregate(self, node: Node, child: _Rows) -> _Rows:
-        """Read an aggregation. A condition on its grouping keys removes whole groups."""
+        """Read an aggregation. A condition on its grouping keys removes whole groups.
+
+        Minima and maxima are recorded with their columns. Without grouping keys, rows that meet no condition of FILTER
+        or CASE in an aggregate do not affect the result, so the disjunction of these conditions is pushed down.
+        """
         groups, outputs = to_list(node.groupingExpressions()), to_list(node.aggregateExpressions())
         keys = {self._find_attribute(key) for key in groups} - {None}
         columns, sources, references = self._select_passed_columns(
@@ -385,7 +390,7 @@ class PlanReader:
     def _read_set_operation(self, node: Node, children: Sequence[_Rows]) -> _Rows:
         """Read a set operation. A condition is pushed to each input, by the position of its columns.
 
-        The input from which a value comes is unknown.
+        The input from which a value comes is unknown. A column is kept only if the operation does not convert its type.
         """
         inputs = [to_list(child.output()) for child in to_list(node.children())]
         outputs = to_list(node.output())
@@ -414,7 +419,10 @@ class PlanReader:
         return self._keep_columns(QueryBlock([child.relation], 0, AttributeOutputs()), child)
 
     def _read_join(self, node: Node) -> _Rows:
-        """Return the rows of a join."""
+        """Return the rows of a join.
+
+        Semi-joins return only the attributes of the left side. To a join of an unknown type, no condition is pushed.
+        """
         left, right = self._read_rows(node.left()), self._read_rows(node.right())
         kind = self._catalyst.find_kind(node.joinType())
         kept_sides = _KEPT_SIDES.get(kind)

@@ -323,7 +323,10 @@ class _Query:
         return rewritten if cube is None else replace(rewritten, summary=f"{rewritten.summary}; {cube.text}", cube=cube)
 
     def _find_table_filter(self, name: str, alias: str, condition: str) -> Expression | None:
-        """Return a filter that is true for each row of a table that meets a condition, or None if there is none."""
+        """Return a filter that is true for each row of a table that meets a condition, or None if there is none.
+
+        The condition is analysed as the condition of a query on the table.
+        """
         text = f"SELECT 1 FROM {name} AS {backquote(alias)} WHERE {condition}"  # noqa: S608
         query = _Query(self._spark, text, None, self._lease_s, self._max_kept_fraction, OFF)
         try:

@@ -389,7 +389,10 @@ def _decode_offset(offset: Mapping[str, str]) -> int | None:
 def _choose_for_limit(
     snapshot_changes: Iterator[SnapshotChange], limit: int, where: Expression
 ) -> list[SnapshotChange]:
-    """Return the first changes that together certainly have at least `limit` rows, or all changes."""
+    """Return the first changes that together certainly have at least `limit` rows, or all changes.
+
+    The number of returned rows of a file is certain only if no filter, deletes or selected positions apply to it.
+    """
     chosen_changes: list[SnapshotChange] = []
     rows = 0
     for change in snapshot_changes:
