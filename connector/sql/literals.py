@@ -96,6 +96,10 @@ def parse_number(text: str, node: exp.Expr, *, negative: bool = False) -> SqlVal
 def parse_typed_text(text: str, target_type: SqlType, node: exp.Expr) -> SqlValue:
     """Return the value of a typed text such as `DATE '…'`.
 
+    A TIMESTAMP with time zone that has no zone in the text is in UTC. A text with a zone is not translated for a
+    TIMESTAMP without time zone. A decimal text without a point gets one, because `parse_number` returns an integer
+    otherwise.
+
     Raises:
         InvalidRequest: The text is not a value of the type.
     """

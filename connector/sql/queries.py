@@ -389,7 +389,16 @@ class Translation:
     def _translate_join(
         self, text: str, fields: tuple[VisibleColumn, ...], node: exp.Expr, outer: NameScope
     ) -> tuple[str, tuple[VisibleColumn, ...]]:
-        """Translate one join with its condition."""
+        """Translate one join with its condition.
+
+        An UNNEST on the right side has its own branch, because its argument can use columns of the left side.
+
+        Args:
+            text: The SQL of the left side.
+            fields: The columns of the left side.
+            node: The join, with its right side.
+            outer: The names of the enclosing query.
+        """
         check_args(node, _JOIN)
         side, kind = node.text("side").upper(), node.text("kind").upper()
         if kind not in ("", "INNER", "CROSS", "OUTER") or side not in ("", "LEFT", "RIGHT", "FULL"):
@@ -425,7 +434,11 @@ class Translation:
         word: str,
         names: Sequence[str],
     ) -> tuple[str, tuple[VisibleColumn, ...]]:
-        """Translate a join with USING, whose result has each of the named columns once."""
+        """Translate a join with USING, whose result has each of the named columns once.
+
+        The value of a named column comes from the side that always has a row: the right side of a RIGHT JOIN, and
+        otherwise the left side. In a FULL JOIN, either side can be missing, so the value is the first that is not null.
+        """
         keys, conditions = [], []
         for name in names:
             sides = []
@@ -476,7 +489,11 @@ class Translation:
     def _translate_table(
         self, node: exp.Table, alias: exp.Expr | None, outer: NameScope
     ) -> tuple[str, tuple[VisibleColumn, ...]]:
-        """Translate a reference to a table or to a query of WITH."""
+        """Translate a reference to a table or to a query of WITH.
+
+        A name of one part means a query of WITH if the statement has one of this name. Any other name is a table of the
+        catalog. Its columns are visible under the alias, or under the name if there is no alias.
+        """
         if not isinstance(node.this, exp.Identifier):
             raise UnsupportedInDuckDB(f"FROM {describe(node)}: table functions are not translated")
         check_args(node, _TABLE | {"joins"})
@@ -529,7 +546,10 @@ def _to_selectable(value: SqlValue) -> SqlValue:
 
 
 def _convert_columns(text: str, query_columns: Columns, target_columns: Columns) -> str:
-    """Return the query with its columns converted to other types."""
+    """Return the query with its columns converted to other types.
+
+    The columns of a translated query are named c0, c1 and further. A nested column stays unconverted.
+    """
     if [kind for _, kind in query_columns] == [kind for _, kind in target_columns]:
         return text
     columns = (

@@ -191,14 +191,22 @@ class StatementTables:
         return table.columns
 
     def are_unchanged(self) -> bool:
-        """Return whether no table has changed since it was opened."""
+        """Return whether no table has changed since it was opened.
+
+        The session returns the same object for an unchanged table. A table with `loaded` None was not opened by the
+        session, so it counts as changed.
+        """
         return all(
             table.loaded is not None and self._session_tables.open(name, version) is table
             for (name, version), table in self._tables_by_version.items()
         )
 
     def _open_once(self, name: Name, version: int | str | None) -> NamedTable:
-        """Return a table. Open it at its first use (`SessionTables.open`)."""
+        """Return a table. Open it at its first use (`SessionTables.open`).
+
+        Raises:
+            UnsupportedInDuckDB: The statement reads the table at two versions, and neither is a snapshot id.
+        """
         table = self._tables_by_version.get((name, version))
         if table is None:
             open_versions = {
@@ -422,6 +430,9 @@ def _request_join_plans(
     client: SeamarkClient, scans: Mapping[int, Scan], tables: Sequence[StoredTable], statement_tables: StatementTables
 ) -> tuple[dict[int, tuple[str, tuple[tuple[str, int | None], ...], str]], set[int]]:
     """Request plan tables if joins can leave out files.
+
+    A plan table is a table that the server prepares for one statement, and that has only the files the statement needs.
+    The server plans each scan at the snapshot that the statement has opened.
 
     Returns:
         The name of each plan table, with the used joins and the fingerprint of the statement, by the number of the

@@ -426,7 +426,12 @@ class SqlSession:
         return self._run_definition(planned_statement)
 
     def _compute_rows(self, statement: SqlStatement, target: Name, source_table: OpenTable) -> ComputedRows:
-        """Return the rows that the statement changes in an open table."""
+        """Return the rows that the statement changes in an open table.
+
+        Args:
+            target: The name of the table that the statement changes.
+            source_table: This table, opened once, so that all reads of the statement use the same snapshot.
+        """
         tables, now = self._make_tables(), datetime.now(UTC)
         tables.hold(target, source_table)
         change = self._translate_change(statement, tables, now)

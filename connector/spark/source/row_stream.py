@@ -35,7 +35,11 @@ _POSITION = "position"
 
 
 def reads_rows(options: Options, metadata: TableMetadata) -> bool:
-    """Return whether a stream with these options reads rows of the log, and not only committed snapshots."""
+    """Return whether a stream with these options reads rows of the log, and not only committed snapshots.
+
+    The log has rows before they are in a snapshot. The option `from` always asks for it. Without this option, the
+    table must have streaming on, and the options must not name a snapshot.
+    """
     if options.from_ is not None:
         return True
     return parse_bool(metadata.properties, STREAM_ENABLED, False) and options.start is None and options.at == CURRENT
@@ -115,7 +119,11 @@ class RowStreamReader(DataSourceStreamReader):
         return {_POSITION: self._reads.locate("latest")}
 
     def partitions(self, start: dict[str, str], end: dict[str, str]) -> Sequence[InputPartition]:
-        """Return the tasks of a batch, with the schema at the start of the stream."""
+        """Return the tasks of a batch, with the schema at the start of the stream.
+
+        A step of the stream is either rows of the log, which the task reads later by their positions, or files of a
+        snapshot, which are planned here. `limit_bytes=0` locates the next step without its rows.
+        """
         position, end_position = _read_position(start), _read_position(end)
         tasks: list[InputPartition] = []
         columns = {field.name: field for field in self._table.schema.fields}

@@ -163,7 +163,13 @@ class ChangeQuery:
         source_rows: pa.Table,
         marks: Mapping[int, str],
     ) -> Node:
-        """Return the rows of the join: columns of the stored rows and their marks, then columns of the source."""
+        """Return the rows of the join: columns of the stored rows, then a mark, then columns of the source.
+
+        Args:
+            stored_columns: The columns of the stored rows. The last column is the mark: true if a stored row exists,
+                and null if only the source has a row.
+            marks: The kinds of the mark columns that Spark's plan expects, by the ids of their attributes.
+        """
         kinds = [field.dataType for field in fields] + [spark_types.BooleanType()]
         kinds += [field.dataType for field in source.schema.fields]
         names = [f"c{number}" for number in range(len(kinds))]
@@ -190,7 +196,8 @@ class ChangeQuery:
     def _read_marks(self, side: Node) -> dict[int, str] | None:
         """Return the kinds of the marks that a side of the join adds to the stored rows, by the ids of attributes.
 
-        Return None if the side has a further column, or a filter with a part of the ON.
+        Spark adds two marks: a column that is always true, which shows that a stored row was found, and a column with
+        a number for each row. Return None if the side has a further column, or a filter with a part of the ON.
         """
         if self._catalyst.find_kind(side) != "Project" or not self._is_stored(side.child()):
             return None
@@ -307,12 +314,14 @@ def match_rows(stored_ordinals: Longs, source: Longs, pairs_max: int) -> tuple[L
         The positions of the paired rows in `stored_ordinals` and in `source`, each as int64[pairs]. None if there are
         more than `pairs_max` pairs.
     """
+    # In sorted order, the stored rows with the key of a source row are next to each other.
     order = np.argsort(stored_ordinals, kind="stable")
     sorted_ordinals = stored_ordinals[order]
     first_positions = np.searchsorted(sorted_ordinals, source, "left")
     counts = np.searchsorted(sorted_ordinals, source, "right") - first_positions
     if (total := int(counts.sum())) > pairs_max:
         return None
+    # The subtracted value is the number of pairs of all earlier source rows.
     index_in_group = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
     return order[np.repeat(first_positions, counts) + index_in_group], np.repeat(np.arange(len(source)), counts)
 
@@ -344,10 +353,20 @@ def write_changes(
     target: WriteTarget,
     mode: str,
 ) -> RowChange:
-    """Write the files of a change. If an error occurs, delete the written files."""
+    """Write the files of a change. If an error occurs, delete the written files.
+
+    With copy-on-write, the files with changed rows are replaced by copies. With merge-on-read, these files stay in the
+    table, and delete files or deletion vectors mark the old rows as deleted.
+
+    Args:
+        candidates: The rows that the change may delete or update, with their files.
+        scope: The condition of the rows that the change depends on.
+        mode: Copy-on-write or merge-on-read.
+    """
     matched_files = candidates.group_by_file(changes.deleted)
     deleted_rows = sum(len(file.positions) for file in matched_files)
     new = changes.new
+    # An updated row keeps its row id. An inserted row gets its id later, at the commit.
     has_row_ids = has_lineage(source_table.metadata) and changes.updated > 0
     if ROW_ID_NAME in new.column_names and not has_row_ids:
         new = new.drop_columns([ROW_ID_NAME])
