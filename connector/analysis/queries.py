@@ -498,7 +498,10 @@ def _find_windows(expressions: Iterable[exp.Expr]) -> Iterator[exp.Window]:
 
 
 def _uses_one_row(projection: exp.Expr) -> bool:
-    """Return whether an output is computed from one row: a column, a literal or a star."""
+    """Return whether an output is known to be computed from one row: a column, a literal or a star.
+
+    Any other expression may contain an aggregate or a window function.
+    """
     inner = projection.this if isinstance(projection, exp.Alias) else projection
     return type(inner) in (exp.Column, exp.Literal, exp.Star, exp.Null, exp.Boolean)
 
@@ -519,7 +522,14 @@ def parse_version(version: exp.Expr) -> int | str | None:
 
 
 def make_opaque_source(node: exp.Expr, visible: _Visible) -> Relation:
-    """Return an opaque source. The queries of the WITH clause that it may use are read completely."""
+    """Return an opaque source, which is a relation whose rows are not analysed.
+
+    A query of WITH that the relation may use gets no conditions, because any of its rows may be needed.
+
+    Args:
+        node: The relation in the statement.
+        visible: The queries of WITH that the relation can refer to, by their names.
+    """
     for identifier in node.find_all(exp.Identifier):
         query = visible.get(identifier.name.lower())
         if query is not None:

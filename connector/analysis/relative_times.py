@@ -49,6 +49,9 @@ class DateSpan:
     def move(self, unit: str, count: int) -> DateSpan:
         """Move both ends of the span by a number of units.
 
+        For a unit without a fixed length, such as a month, the ends also move apart, because the day of the value
+        depends on its time zone. For any other unit, the ends are rounded outwards to midnight.
+
         Raises:
             OverflowError: An end is outside the range of dates.
             ValueError: An end is outside the range of dates.
@@ -75,7 +78,11 @@ def parse_span(node: exp.Expr | None, today: date | None) -> DateSpan | None:
 
 
 def _parse_operand(node: exp.Expr | None, today: date) -> DateSpan | None:
-    """Return the dates that an expression such as `CURRENT_DATE` may have, or None for another expression."""
+    """Return the dates that an expression such as `CURRENT_DATE` may have, or None for another expression.
+
+    Brackets, time zones and casts leave the span unchanged, because it is wide enough for all zones. A truncation moves
+    only the lower end. An added or subtracted interval moves both ends.
+    """
     match node:
         case exp.Paren() | exp.AtTimeZone():
             return _parse_operand(node.this, today)

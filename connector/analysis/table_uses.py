@@ -23,7 +23,11 @@ _NAME_CHARACTERS_MAX = 500
 
 
 def find_table_uses(tree: exp.Expr) -> Mapping[int, TableUse]:
-    """Return the use of each table reference, by the `id` of its node. References without a known use are left out."""
+    """Return the use of each table reference, by the `id` of its node. References without a known use are left out.
+
+    A use has the grouping keys, the aggregates and the read columns that may belong to the table. The read columns are
+    unknown if the SELECT has a star.
+    """
     uses = {}
     for select in tree.find_all(exp.Select):
         tables = list(_list_tables(select))
@@ -66,7 +70,10 @@ def _has_star(select: exp.Select, name: str) -> bool:
 
 
 def _may_belong_to(column: exp.Column, name: str, select: exp.Select) -> bool:
-    """Return whether a column of a SELECT or of its subqueries may be a column of the table with this name."""
+    """Return whether a column of a SELECT or of its subqueries may be a column of the table with this name.
+
+    A column without a qualifier may belong to any table of the SELECT that contains it directly.
+    """
     if isinstance(column.this, exp.Star):
         return False
     return column.table.lower() == name or (not column.table and column.find_ancestor(exp.Select) is select)
@@ -79,7 +86,10 @@ def _limit_columns(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _list_aggregates(select: exp.Select) -> Iterator[tuple[str, exp.Column | None]]:
-    """Yield the aggregates of one SELECT: the function, and its column if the argument is a column."""
+    """Yield the aggregates of one SELECT: the function, and its column if the argument is a column.
+
+    Aggregates in subqueries are left out. For `count(DISTINCT a, b)`, only the column `a` is returned.
+    """
     for part in (*select.expressions, select.args.get("having")):
         if part is None:
             continue
@@ -93,7 +103,11 @@ def _list_aggregates(select: exp.Select) -> Iterator[tuple[str, exp.Column | Non
 def _select_for_table(
     name: str, grouping: list[exp.Column], aggregates: list[tuple[str, exp.Column | None]]
 ) -> TableUse:
-    """Return the grouping keys and the aggregates that may belong to a table."""
+    """Return the grouping keys and the aggregates that may belong to a table.
+
+    A column without a qualifier may belong to every table. An aggregate without a column, such as `count(*)`, belongs
+    to all tables.
+    """
 
     def is_own(column: exp.Column) -> bool:
         return column.table.lower() in ("", name) and len(column.name) <= _NAME_CHARACTERS_MAX

@@ -71,12 +71,16 @@ def parse_formatted_time(node: exp.Expr, reader: ComparisonReader) -> FormattedT
 
 
 def compare_formatted(op: str, time: FormattedTime, text: str, reader: ComparisonReader) -> Condition | None:
-    """Read a comparison of a formatted time, such as `date_format(ts, '%Y-%m') >= '2026-01'`."""
+    """Read a comparison of a formatted time, such as `date_format(ts, '%Y-%m') >= '2026-01'`.
+
+    The text represents a period, such as a month. The result compares the column with the start or end of the period.
+    For <, <=, > and >=, it also keeps times in years without four digits, because their texts sort differently.
+    """
     try:
         start = datetime.strptime(text, time.format)
         if start.year < _FOUR_DIGIT_YEAR_MIN:  # Python's strftime writes such a year without leading zeros.
             return None
-        if start.strftime(time.format) != text:
+        if start.strftime(time.format) != text:  # A formatted time never has this text, such as "2026-1".
             return NEVER if op == "=" else None
         start, end = find_period(start, _FORMATS[time.format])
     except (ValueError, OverflowError):
@@ -132,7 +136,11 @@ def compare_formatted_prefix(node: exp.Expr, prefix: str, reader: ComparisonRead
 
 
 def compare_prefix(op: str, node: exp.Expr, literal: Literal, reader: ComparisonReader) -> Condition | None:
-    """Read a comparison of the first code points of a text, such as `substr(c, 1, 2) = 'ab'`."""
+    """Read a comparison of the first code points of a text, such as `substr(c, 1, 2) = 'ab'`.
+
+    For = and <>, the result depends on the literal's length. A literal longer than the prefix is never equal to it. A
+    shorter literal can only be equal to the whole text. A literal of the same length gives STARTS WITH.
+    """
     if isinstance(node, exp.Substring):
         start, size = node.args.get("start"), node.args.get("length")
         if not isinstance(start, exp.Literal) or str(start.this) != "1":
@@ -168,7 +176,11 @@ def compare_prefix(op: str, node: exp.Expr, literal: Literal, reader: Comparison
 
 
 def compare_in_case(op: str, node: exp.Lower | exp.Upper, text: str, reader: ComparisonReader) -> Condition | None:
-    """Read a comparison of `lower(c)` or `upper(c)` with a text."""
+    """Read a comparison of `lower(c)` or `upper(c)` with a text.
+
+    The result joins all conditions that can leave out files: a LIKE predicate for = and <>, and for = also a comparison
+    with each text that the function converts to `text`, and a comparison that an index on the function can evaluate.
+    """
     column = reader.compare_column("=", node.this, Literal("text", text))
     if column is None:
         return None
