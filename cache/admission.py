@@ -137,7 +137,8 @@ class AdmittingCache(BudgetedCache[K, V]):
         """Store a value, and return whether it is in the cache now.
 
         The previous value of the key is removed in any case. If a pinned value is too large for the holder's share of
-        the pinned part, it is stored without the pin.
+        the pinned part, it is stored without the pin. Otherwise, it replaces the oldest pinned values. Other values
+        begin in the window, the part for new entries.
         """
         charged_bytes = self._replace(key, size_bytes, min(self._budget_bytes, self._holder_bytes))
         if charged_bytes is None:
@@ -204,7 +205,9 @@ class AdmittingCache(BudgetedCache[K, V]):
     def _shrink_to_budget(self) -> None:
         """Move entries from the window to the main part, and evict entries to keep the budget.
 
-        Entries leave the window until it is within its share. Entries are evicted until all are within the budget.
+        Entries leave the window until it is within its share. Entries are evicted until all are within the budget. The
+        oldest entry of the window (the candidate) moves to the main part if it needs no eviction there, or if it is
+        requested more often than the entries that it replaces (the victims). Otherwise, the candidate is evicted.
         """
         window = self._segments["window"]
         window_bytes = (self._budget_bytes - self._segments["pinned"].used_bytes) * _WINDOW_FRACTION

@@ -48,7 +48,7 @@ class Claims:
             except (BlockingIOError, PermissionError):
                 return False
             except OSError:
-                return True
+                return True  # Without file locks, each process fetches the value itself.
         self._held_offsets.add(offset)
         return True
 

@@ -227,7 +227,11 @@ class DiskTier:
         return [is_stored or next(results) for is_stored in stored_flags]
 
     def _make_room(self, cache: Any, name: bytes, need_bytes: int, holder: str) -> bool:
-        """Evict entries for a new file if the rules of the tier allow it, and return whether the file fits."""
+        """Evict entries for a new file if the rules of the tier allow it, and return whether the file fits.
+
+        The file must fit into the share of its holder. If the folder is full, the file must be allowed to replace the
+        oldest entry (`should_replace`), which represents all entries that are then evicted.
+        """
 
         def admits(victim: bytes) -> bool:
             return self._should_replace is None or self._should_replace(name, victim)
@@ -355,7 +359,8 @@ class DiskTier:
     def _record_uses(self, wait_s: float = 2.0) -> None:
         """Write the recorded uses to the account.
 
-        Uses that cannot be written now are dropped, so that they do not fill the memory.
+        Uses that cannot be written now are dropped, so that they do not fill the memory. With `wait_s` of 0, this is
+        not counted as an error, because the caller did not want to wait.
         """
         keys = self._take_touched()
 
@@ -415,6 +420,11 @@ def _read_file(path: Path, map_bytes_min: int) -> memoryview:
 
 def _read_resident(path: str, flags: int, buffers: Buffers) -> memoryview | None:
     """Return the bytes of the file, or None if some of them are not in the kernel's memory.
+
+    Args:
+        path: The path of the file.
+        flags: The flags of `preadv` with which it never waits for the disk, and reads fewer bytes instead.
+        buffers: The pool from which the memory is taken.
 
     Raises:
         OSError: The file cannot be read.

@@ -213,7 +213,8 @@ class Ledger:
     def make_room(self, cache: Any, need_bytes: int) -> bool:
         """Evict entries until `need_bytes` more bytes fit, and return whether they fit.
 
-        If `need_bytes` can never fit, nothing is evicted.
+        If `need_bytes` can never fit, nothing is evicted: the volume includes the pages of the database, which remain
+        when all files (`cache.size`) are evicted.
         """
         size_limit = self._budget_bytes - RESERVE_BYTES - need_bytes
         used_bytes = cache.volume()
@@ -258,7 +259,7 @@ class Ledger:
         return int(rows[0][0]) if rows else 0
 
     def touch(self, cache: Any, keys: Iterable[bytes]) -> None:
-        """Mark some keys as the most recently used.
+        """Mark some keys as the most recently used, which each `get` of diskcache does.
 
         The caller must have opened a transaction.
         """
@@ -320,6 +321,10 @@ class Ledger:
 
     def _audit(self, cache: Any) -> None:
         """Remove rows without files and files without rows, which a crash can leave.
+
+        The rows are corrupt if their sum differs from the totals that diskcache stores (`size` and `count`), or if a
+        name does not follow from its key. A connection without diskcache reads them, because diskcache trusts its
+        totals.
 
         Raises:
             _Corrupt: The rows contradict each other.

@@ -31,7 +31,10 @@ _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_
 
 
 class Region:
-    """Memory with a copy of `parts`, at the same position in its page as in a file: after the envelope's header."""
+    """Memory with a copy of `parts`, at the same position in its page as in a file: after the envelope's header.
+
+    A mapped file can therefore replace the memory without a change of the addresses of values that refer to it.
+    """
 
     __slots__ = ("_pages", "payload", "size_bytes")
 

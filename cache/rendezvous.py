@@ -34,7 +34,11 @@ class Rendezvous:
         ]
 
     def rank(self, key: str, count: int = 2) -> list[str]:
-        """Return the `count` nodes with the highest scores for the key. The owner is first."""
+        """Return the `count` nodes with the highest scores for the key. The owner is first.
+
+        The score is -weight / log(u), where u is a hash of the node and the key as a number between 0 and 1. Each node
+        then owns a share of the keys that is proportional to its weight.
+        """
         # The zero byte separates the name of the node from the key.
         data = b"\x00" + key.encode("utf-8", "surrogatepass")
         scores = []

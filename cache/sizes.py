@@ -34,7 +34,11 @@ def measure_object_bytes(value: object) -> int:
 
 
 def _measure_value(value: Any, counted_ids: set[int]) -> int:
-    """Return the memory of a value and of all objects that it references, except objects in `counted_ids`."""
+    """Return the memory of a value and of all objects that it references, except objects in `counted_ids`.
+
+    Objects that exist once in each process, such as None and small integers, have the size 0. A view of an array counts
+    the whole memory of its owner, because the view keeps it alive.
+    """
     kind, identity = type(value), id(value)
     if value is None or kind is bool or identity in counted_ids or (kind is int and value in _SMALL_INTS):
         return 0

@@ -156,7 +156,7 @@ class Stack(Generic[V]):
     def _read_many(
         self, keys: Sequence[str], open: Callable[[memoryview], V]
     ) -> list[tuple[V, Callable[[V], int]] | None]:
-        """Call `_read` for each key. The method runs in a thread."""
+        """Call `_read` for each key that has a file. The method runs in a thread."""
         disk = self._disk
         assert disk is not None
         return [self._read(key, open) if disk.may_have(key) else None for key in keys]
@@ -250,7 +250,8 @@ class Stack(Generic[V]):
     async def _claim(self, key: str) -> bool:
         """Wait for the claim, and return whether this process has it.
 
-        If the wait timed out, or if the value may be on the disk now, the result is False.
+        The claim is the right to fetch the value, which only one process has at a time. After a timeout, the result is
+        False, and the caller fetches without the claim.
         """
         assert self._claims is not None
         if self._claims.take(key):
@@ -277,7 +278,11 @@ class Stack(Generic[V]):
         return True
 
     async def _write(self) -> None:
-        """Write the values in the queue to the disk, until the task is cancelled."""
+        """Write the values in the queue to the disk, until the task is cancelled.
+
+        The memory of a written value is then replaced by the mapped file: in place if the value has a region, and
+        otherwise by reading the value from the disk.
+        """
         assert self._disk is not None
         while True:
             put = await self._queue.get()

@@ -118,7 +118,8 @@ def _await_end(child: int) -> int:
     try:
         poll = select.poll()
         poll.register(handle, select.POLLIN)
-        # Poll only for the end of the input: the server sends no job before it has the answer.
+        # Poll only for the end of the input: the server sends no job before it has the answer. Any event without the
+        # child's handle is this end.
         poll.register(sys.stdin.fileno(), 0)
         while not any(descriptor == handle for descriptor, _ in poll.poll()):
             os.kill(child, signal.SIGKILL)
@@ -145,7 +146,10 @@ def _leave_input() -> None:
 
 
 def _answer_request(request: JobRequest, answers: BinaryIO, scratch: str) -> NoReturn:
-    """Run the job in this process, and exit."""
+    """Run the job in this process, and exit with 0 after the answer, or with 1 after an error.
+
+    `os._exit` ends the child without the clean-up of the parent's objects.
+    """
     try:
 
         def send(answer: JobAnswer) -> None:

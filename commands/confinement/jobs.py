@@ -60,7 +60,8 @@ def confine_job(client: SeamarkClient, request: JobRequest, scratch: str) -> Non
     """Restrict this process to the files and hosts of a job.
 
     Below the folders of the warehouse, the folders of the table are opened without symbolic links, because a
-    writer could replace them by links to folders of other tables.
+    writer could replace them by links to folders of other tables. The kernel's rules (Landlock) are made for the opened
+    folders: those of the table can be written, and those of other tables that the job needs can only be read.
 
     Args:
         client: A client of the server.

@@ -115,7 +115,7 @@ def _read_abi_version() -> int:
 def _restrict_process(
     handled_rights: int, rights: Mapping[str, int], *, ports: frozenset[int] | None = None, scopes: int = 0
 ) -> bool:
-    """Restrict this process, and return True.
+    """Restrict this process, and return True. Files that do not exist or cannot be opened get no rule.
 
     Args:
         handled_rights: The accesses that are restricted.

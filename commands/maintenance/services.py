@@ -117,7 +117,10 @@ def _describe_progress(progress: Mapping[str, int]) -> str:
 
 
 def _format_result(totals: Mapping[str, Any]) -> str:
-    """Return the result of a job as text: files and bytes before and after a rewrite, or the totals of other jobs."""
+    """Return the result of a job as text: files and bytes before and after a rewrite, or the totals of other jobs.
+
+    The values that the sentence about files contains are left out of the list of totals.
+    """
     remaining = dict(totals)
     text = ""
     if "files_before" in remaining:

@@ -97,8 +97,15 @@ def rebuild(dry_run: bool, names_file: Path | None, as_json: bool, config: Path 
 async def _rebuild(
     context: CatalogContext, choices: dict[str, FoundName | None], *, dry_run: bool, has_stream_log: bool
 ) -> Rebuilt:
-    """Register the tables, views and functions in the warehouse that the database lacks, or only list them in a dry
-    run.
+    """Register the tables, views and functions in the warehouse that the database lacks.
+
+    A dry run only lists them. Locations of files that are not registered stay reserved, so that no new table uses them.
+
+    Args:
+        context: The catalog.
+        choices: The operator's choices of names, by the location of a metadata file. None excludes the file.
+        dry_run: Whether nothing is registered.
+        has_stream_log: Whether the log with the rows of stream tables still exists.
     """
     caller = Caller(principal_name=f"cli:{find_account_name()}", request_id="rebuild")
     folders = await list_folders(context.objects, context.warehouse)

@@ -59,7 +59,10 @@ def _serve(settings: Settings) -> None:
 
 
 def _serve_locked(settings: Settings) -> None:
-    """Run the server or its supervisor. The caller holds the lock of the home folder."""
+    """Run the server, or the supervisor of several server processes. The caller holds the lock of the home folder.
+
+    When the server is ready, its address is written to a file and printed. The file is removed at the end.
+    """
     open_certificate(settings)  # Refuse invalid files before anything starts.
     shared = settings.workers > 1
     sock = bind_socket(settings, shared=shared)

@@ -172,7 +172,10 @@ class Supervisor:
             self._on_ready()
 
     def _handle_exit(self, worker: _Worker) -> None:
-        """Record the end of a worker, and choose the time of its next start."""
+        """Record the end of a worker, and choose the time of its next start.
+
+        A worker that ran for a long time starts again at once. After repeated failures, each wait is twice as long.
+        """
         assert worker.process is not None
         process, worker.process = worker.process, None
         process.join()

@@ -78,7 +78,8 @@ def get_cast_class(target_type: exp.DataType) -> str | None:
 def compute_common_class(classes: Iterable[str | None]) -> str | None:
     """Return the class of the common type of operands of these classes.
 
-    Return None if the class of an operand is unknown, or if there is no common type.
+    Return None if the class of an operand is unknown, or if there is no common type. A family is a list of classes, of
+    which each can be converted to the next.
     """
     distinct = set(classes) - {NULL}
     if not distinct:

@@ -182,7 +182,10 @@ def collect_scans(
 
 
 def find_result_types(query: ParsedQuery, columns: Sequence[str], *, find_columns: FindColumns) -> dict[str, str]:
-    """Return the Iceberg types of those `columns` of a query's result that are unchanged stored columns."""
+    """Return the Iceberg types of those `columns` of a query's result that are unchanged stored columns.
+
+    A computed column is left out. If the query is not fully supported, the result is empty.
+    """
     try:
         _, result = _build_relations(query, find_columns)
         types_by_column = {column: result.find_kind(column) for column in columns}

@@ -104,6 +104,7 @@ class StatementReader:
         self._parsed_queries: MemoryCache[_ParsedKey, ParsedQuery] = MemoryCache(_TREES_BYTES)
         self._flights: SingleFlight[_Key, ReadStatement] = SingleFlight()
         # A text always uses the same lock, so one thread at a time reads its tree.
+        # With two locks, short texts do not wait for long texts.
         self._short_lock = FairLock()
         self._long_lock = FairLock()
 
@@ -181,6 +182,9 @@ def _read(
     text: StatementText, tables: Mapping[Names, Columns | None], query: ParsedQuery | None
 ) -> tuple[ParsedQuery | None, ReadStatement]:
     """Analyse a statement. Parse it first if `query` is None.
+
+    An error gives an empty result, because the statement can still run without the analysis. The names that the
+    analysis asks for are collected, so that the caller can load their columns and analyse the statement again.
 
     Returns:
         The parsed query, or None if the statement is not fully supported. Then the result of the analysis.

@@ -68,7 +68,9 @@ def create_table(
 
     Args:
         schema: The schema in Iceberg's JSON form.
-        partition_spec: The partition spec in Iceberg's JSON form.
+        partition_spec: The partition spec in Iceberg's JSON form. None means an unpartitioned table.
+        location: The folder of the table. None means that the server chooses it.
+        properties: The properties of the table.
 
     Raises:
         InvalidRequest: An argument is invalid.
@@ -229,7 +231,10 @@ def list_dropped_entries(client: SeamarkClient, namespace: Name | None = None) -
 
 
 def list_retained_entries(client: SeamarkClient, namespace: Name | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the dropped tables and views that cannot be restored, but still reserve their locations."""
+    """Yield the dropped tables and views that cannot be restored, but still reserve their locations.
+
+    Their files still exist, so a new table must not use the locations.
+    """
     query: dict[str, Any] = {"pageSize": _ENTRIES_PER_PAGE, "retained": "true"}
     query |= {} if namespace is None else {"namespace": NAMESPACE_SEPARATOR.join(_split_levels(namespace))}
     for page in client._list_pages("/api/v1/dropped", query, "pageToken"):

@@ -159,7 +159,9 @@ class SeamarkClient:
         """Return the live files of a snapshot, or of some of its partitions.
 
         Args:
+            partition: The partition whose files are returned, or "" for all partitions.
             content: `all`, `data` or `deletes`.
+            at: The snapshot.
         """
         return join_pages(self.iter_files(table, partition, content=content, at=at))
 
@@ -187,6 +189,9 @@ class SeamarkClient:
         """Return the statistics of one column for each file: counts, and bounds as values of the column's type.
 
         Args:
+            column: The name of the column.
+            partition: The partition whose files are returned, or "" for all partitions.
+            at: The snapshot.
             fields: The fields to return, such as `("file", "lower-bound")`. The paths of the files take most of the
                 bytes, so leave out `file` if possible.
         """
@@ -226,9 +231,13 @@ class SeamarkClient:
         newest_first: bool = False,
         limit: int | None = None,
     ) -> Iterator[TimelineInstant]:
-        """Yield the instants of a table or of the whole catalog up to now.
+        """Yield the instants of a table or of the whole catalog up to now. An instant is an action on a table.
 
         Args:
+            table: The table, or None for the whole catalog.
+            since: The position after which the instants are read, or None for all instants.
+            action: The only action to return, or None for all actions.
+            newest_first: Whether the newest instant is first.
             limit: The maximum number of instants.
         """
         query = {"order": "desc" if newest_first else "asc", **omit_none({"action": action})}
@@ -283,6 +292,7 @@ class SeamarkClient:
             location = str(msgspec.json.decode(result.metadata)["location"])
         except (msgspec.MsgspecError, KeyError) as error:
             raise ServerFailed(f"{self._shown_url} sent a response that is not a table: {error}") from None
+        # The keys for the longest matching prefix are applied last, because they are the most specific.
         storage = dict(result.config)
         for keys in sorted(result.storage_credentials, key=lambda credential: len(credential["prefix"])):
             storage |= keys["config"] if f"{location}/".startswith(keys["prefix"]) else {}
@@ -294,7 +304,7 @@ class SeamarkClient:
             yield from page[key]
 
     def _get_catalog(self) -> str:
-        """Return the root of the routes of Iceberg's REST specification."""
+        """Return the root of the routes of Iceberg's REST specification. It is requested once for each URL."""
         root = self._roots.get(self.url)
         if root is None:
             config = self._request_json("GET", "/v1/config")
@@ -558,7 +568,16 @@ class SeamarkClient:
         limit: int | None,
         parameters: Mapping[str, Any],
     ) -> Iterator[pa.Table]:
-        """Yield the pages of a resource of a table, as Arrow tables."""
+        """Yield the pages of a resource of a table, as Arrow tables.
+
+        The token of the next page selects the same snapshot, so only the first request has the parameters of `at`.
+
+        Args:
+            resource: The last part of the path, such as `files`.
+            partition: The values of the first partition fields, or "" for all partitions.
+            limit: The maximum number of items of a page.
+            parameters: The other parameters of the query.
+        """
         prefix = partition if isinstance(partition, str) else json.dumps(dict(partition))
         query = {**parameters, **({"partition": prefix} if prefix else {}), **omit_none({"limit": limit})}
         page: dict[str, Any] = at.to_query()

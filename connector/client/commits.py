@@ -51,7 +51,8 @@ class CommitClient:
         """Commit a change, and return the server's response.
 
         docs/reference/openapi.json defines the body and the response (commitChange). After Unreachable and
-        ServerFailed, the outcome is unknown, so the files of the change must not be deleted.
+        ServerFailed, the outcome is unknown, so the files of the change must not be deleted. A commit with a producer
+        is sent again after such an error, because the server recognizes the repeat by the producer's number.
 
         Raises:
             Conflict: The change conflicts with a concurrent commit. Nothing was changed.

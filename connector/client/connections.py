@@ -61,7 +61,11 @@ def _open_pool(timeout: urllib3.Timeout, certificates: str) -> urllib3.PoolManag
 
 
 def make_connection_retries(times: int, *, repeatable: bool) -> urllib3.Retry:
-    """Return the rules for repeats after failed connections. `compute_wait_s` has the rules for responses."""
+    """Return the rules for repeats after failed connections. `compute_wait_s` has the rules for responses.
+
+    A request that is not repeatable is repeated only if no connection was made. It is not repeated after an error of
+    reading (`read`, `other`), because the server may have received it.
+    """
     return urllib3.Retry(
         total=times,
         read=None if repeatable else 0,

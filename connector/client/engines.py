@@ -33,7 +33,10 @@ def build_catalog_conf(
     Iceberg.
 
     Args:
-        token: A bearer token.
+        name: The name of the catalog in Spark.
+        uri: The URL of the server.
+        warehouse: The name of the warehouse, or "" for the default.
+        token: A bearer token, or "" for a server without login.
         extra: Catalog properties without the prefix, such as `s3.endpoint`.
     """
     properties = {"type": "rest", "uri": uri, "cache-enabled": "false", "rest-catalog-purge": "true"}
@@ -62,7 +65,11 @@ def format_connection(
 
 
 def _add_authority(engine: str, text: str, authority: str) -> str:
-    """Return the configuration with further settings that make the engine trust the authority."""
+    """Return the configuration with further settings that make the engine trust the authority.
+
+    Engines in Java need a copy of Java's trust store with the certificate, and an option with its path. DuckDB has no
+    such setting.
+    """
     if engine == "pyiceberg":
         text = text.replace('type="rest",', f'type="rest", ssl={{"cabundle": {authority!r}}},')
         return f"# With s3fs, which remote signing needs, set REQUESTS_CA_BUNDLE={authority}, too.\n{text}"

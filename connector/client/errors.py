@@ -125,7 +125,8 @@ _BY_STATUS: dict[int, type[ClientError]] = {
 def parse_error(status: int, body: bytes, request_id: str) -> ClientError:
     """Return the error for an unsuccessful response.
 
-    The body is an error in Iceberg's form, or a text of a proxy.
+    The body is an error in Iceberg's form, or a text of a proxy. Of a page in HTML, only the text is used. A few error
+    types have a class that is more specific than the class of their status.
     """
     error_class = _BY_STATUS.get(status, Refused if status < 500 else ServerFailed)
     try:

@@ -169,7 +169,10 @@ class GoogleClient(ClientStorage):
 
 
 class _DurableFile(io.RawIOBase):
-    """A new file in HDFS, whose bytes are on the disks of the DataNodes when it is closed."""
+    """A new file in HDFS, whose bytes are on the disks of the DataNodes when it is closed.
+
+    An empty file has no block whose bytes could be written to a disk (`hsync`).
+    """
 
     def __init__(self, writer: hdfs_native.FileWriter) -> None:
         super().__init__()

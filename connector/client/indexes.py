@@ -118,7 +118,7 @@ class IndexClient(SeamarkClient):
     ) -> Iterator[dict[str, Any]]:
         """Yield pages of data files that the index does not yet cover. Each page has `snapshot-id` and `files`.
 
-        There are no pages if the index covers all data files.
+        Empty pages are left out, so there are no pages if the index covers all data files.
         """
         path = f"{_make_build_path(table, name, build_id)}/files"
         return (

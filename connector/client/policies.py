@@ -30,7 +30,7 @@ def load_policy(client: SeamarkClient, table: Name) -> dict[str, Any]:
 
 
 def advise_ttl(client: SeamarkClient, table: Name, unread_days: int | None = None) -> dict[str, Any]:
-    """Return the columns that no query reads in old partitions.
+    """Return the columns that no query reads in old partitions. With `unread_days`, set how long they must be unread.
 
     docs/reference/openapi.json defines the form of the result (adviseTtl).
 
@@ -136,7 +136,9 @@ def make_time_report(
         seconds: The time that the engine took, in seconds.
         files: The number of files of the table that the engine read.
         size_bytes: The total size of these files.
-        run_tables: All tables that the statement read. If they are empty, the report is about no run.
+        run_tables: All tables that the statement read. If they are empty, the report has no run, the record of one
+        execution
+            from which OpenLineage events are made. Only the first `_RUN_TABLES_MAX` tables are reported.
     """
     body: dict[str, Any] = {"statement": statement, "seconds": seconds, "files": files, "bytes": size_bytes}
     if run_tables:
@@ -181,7 +183,10 @@ def list_read_tables(client: SeamarkClient, *, days: int | None = None) -> Any:
 
 
 def read_effective_properties(client: SeamarkClient, table: Name) -> dict[str, str]:
-    """Return the effective properties of a table's policy that are set on the table or on one of its namespaces."""
+    """Return the effective properties of a table's policy that are set on the table or on one of its namespaces.
+
+    Defaults of the server are left out, because the callers have their own defaults.
+    """
     entries = load_policy(client, table)["properties"]
     return {entry["name"]: entry["value"] for entry in entries if entry["source"] in ("table", "namespace")}
 

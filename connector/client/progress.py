@@ -28,7 +28,7 @@ class WorkProgress:
 
 
 class _Tracker:
-    """The progress of the job in this thread."""
+    """The progress of the job in this thread. It is reported at most once in `_PAUSE_S` seconds."""
 
     def __init__(self, report: Callable[[WorkProgress], None]) -> None:
         self._report = report

@@ -34,6 +34,9 @@ class RewriteRunning(Conflict):
 def rewrite_lease(client: SeamarkClient, table: Name, *, job: str, wait_s: float = 0.0) -> Iterator[None]:
     """Take the lease, renew it in a thread during the block, and release it.
 
+    The lease lets only one job at a time rewrite the files of a table. An error of a renewal is ignored, because a
+    later renewal may succeed before the lease ends.
+
     Args:
         job: The description of the job that other clients see, of at most 100 ASCII characters.
         wait_s: The time in seconds for which to wait for the lease.

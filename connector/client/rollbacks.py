@@ -37,6 +37,8 @@ class SnapshotAtTime(NamedTuple):
 def find_snapshot_at(client: SeamarkClient, table: Name, time_ms: int) -> SnapshotAtTime:
     """Return the snapshot that was current at a time, according to the table's snapshot log.
 
+    A table that had no snapshot at the time, and has none now, needs no change, so this is no problem.
+
     Raises:
         NoSuchResource: The table does not exist.
     """
@@ -65,6 +67,8 @@ def list_tables_below(client: SeamarkClient, namespace: Sequence[str]) -> Iterat
 
 def move_back(client: SeamarkClient, targets: Sequence[SnapshotAtTime]) -> None:
     """Roll the tables back to their snapshots at a time. One transaction changes all tables or none.
+
+    The requirements ensure that each table and its current snapshot are the same as when the targets were determined.
 
     Raises:
         Conflict: Another commit has changed one of the tables.

@@ -81,7 +81,7 @@ def encode_keys(keys: Keys) -> bytes:
 
 
 def parse_lookup(answer: pa.Table) -> LookupAnswer:
-    """Parse the response to a lookup.
+    """Parse the response to a lookup. The fields besides the rows are in the metadata of its schema.
 
     Raises:
         ValueError: A value in the response is invalid.

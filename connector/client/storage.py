@@ -190,6 +190,12 @@ def _make_outside_error(path: str) -> PermissionError:
 def _confine_path(path: str, local_root: str) -> LocalPath:
     """Return the path below a folder of `confine`. Without such folders, return the path below `local_root`.
 
+    A path with `..` is refused if there is any restriction, because it may lead out of the folder.
+
+    Args:
+        path: The absolute path of a file.
+        local_root: The only folder that may contain local files, or "" for no restriction.
+
     Raises:
         PermissionError: `confine` excludes the path.
     """

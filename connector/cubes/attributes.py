@@ -42,6 +42,7 @@ class ReplacedTable:
 
     Attributes:
         number: The number of the reference to the table.
+        node: The reference to the table.
         key: The name of the column of the facts by which the table is joined.
         partner: The name of the key of the table.
         attributes: The columns of entries, by the name of the attribute.
@@ -78,7 +79,11 @@ class JoinedAttributes:
 
 
 def list_attributes(cube: IndexDefinition) -> list[JoinedAttributes]:
-    """Return the attributes of dimension tables that a cube has. Without `has_partner`, they cannot be used."""
+    """Return the attributes of dimension tables that a cube has.
+
+    Attributes are left out if the cube does not record whether a key has a partner in the dimension table, because an
+    inner join drops rows without a partner. The column of term 3 in the cube is `d3`.
+    """
     attributes: dict[tuple[DimensionSource, int], JoinedAttributes] = {}
     for number, term in enumerate(cube.terms):
         lookup = parse_lookup(term.transform)
@@ -209,7 +214,15 @@ def _find_condition(
     tables: Mapping[int, DimensionTable],
     equalities: Sequence[_Equality],
 ) -> _JoinCondition | None:
-    """Return the condition by which a table is joined, if the attributes are of this table and of this join."""
+    """Return the condition by which a table is joined, if the attributes are of this table and of this join.
+
+    Args:
+        attributes: The attributes of a dimension table in the cube.
+        number: The number of the table in the query.
+        facts: The number of the table of facts.
+        tables: The tables of the query, by number.
+        equalities: The conditions of the query that columns of two tables are equal.
+    """
     table, source = tables[number], attributes.source
     if (source.table, source.snapshot_id) != (table.name, table.snapshot_id):
         return None

@@ -87,7 +87,10 @@ class CubeDialect(ABC):
         return f"CAST(date_trunc('{unit}', {column}) AS {self.name_type(kind)})"
 
     def find_partial_type(self, partial: Partial) -> str:
-        """Return the type that a partial aggregate has in the union of groups and rows."""
+        """Return the type that a partial aggregate has in the union of the cube's groups and of rows of other files.
+
+        Sums of floats are doubles. Sums of other numbers have the type of `sum_type`.
+        """
         if partial.function == COUNT or partial.operand is None:
             return self.name_type("long")
         if partial.function == APPROX_DISTINCT:
@@ -102,7 +105,10 @@ class CubeDialect(ABC):
         return f"DECIMAL({PRECISION_MAX}, {get_decimal_digits(kind)[1]})"
 
     def adds_floats(self, measure: Measure) -> bool:
-        """Return whether the last digits of an aggregate depend on the order of additions."""
+        """Return whether the last digits of an aggregate depend on the order of additions.
+
+        This is true for sums of floats, and for averages, which are divisions of doubles.
+        """
         is_float = measure.operand is not None and measure.operand.kind in _FLOATS
         return measure.function == AVG or (measure.function == SUM and is_float)
 
@@ -338,7 +344,10 @@ class SparkCubes(CubeDialect):
 
 
 def _find_spark_digits(operand: Operand) -> tuple[int, int]:
-    """Return the precision and the scale that Spark gives to a number.
+    """Return the precision and the scale that Spark gives to a number, by Spark's rules for decimal arithmetic.
+
+    A product has the digits of both factors and one more. A sum has the larger integer part, the larger scale, and one
+    more digit. Spark treats an int as a decimal with 10 digits, and a long as a decimal with 20 digits.
 
     Raises:
         NotFromCube: Spark would round the number, because it has more than 38 digits.

@@ -40,6 +40,9 @@ class CubeScan:
 
     Attributes:
         groups: The groups of the covered files. Equal groups may appear several times.
+        summary: The use of the cube, for the report of the query.
+        considered_files: The number of files that the server considered for the plan.
+        row_bytes: The size of the files whose rows are read.
         name, plan_snapshot_id: The plan of the other files, or None if the cube covers all files.
     """
 
@@ -144,7 +147,10 @@ async def scan_cube(server: Seamark, statement: CubeStatement, request: CubePlan
 
 
 def convert_uuids(groups: pa.Table, statement: CubeStatement) -> pa.Table:
-    """Return the groups with Arrow's type for UUIDs, so that an engine reads them as UUIDs."""
+    """Return the groups with Arrow's type for UUIDs, so that an engine reads them as UUIDs.
+
+    The column `d3` has the values of the cube's term 3. Columns of measures begin with another letter.
+    """
     for number, name in enumerate(statement.columns):
         if name.startswith("d") and statement.cube.terms[int(name[1:])].source == "uuid":
             chunks = [pa.ExtensionArray.from_storage(pa.uuid(), chunk) for chunk in groups[name].chunks]

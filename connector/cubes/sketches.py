@@ -78,7 +78,11 @@ def encode_for_trino(registers: Registers) -> bytes:
 
 
 def encode_for_spark(registers: Registers) -> bytes:
-    """Return registers as an `HllSketch` of DataSketches, of the type HLL_8."""
+    """Return registers as an `HllSketch` of DataSketches, of the type HLL_8, which has one byte for each register.
+
+    The header contains the sum of 2**-rank over all registers, divided into the low and the high ranks to keep the
+    precision of the floats, and the number of registers that are zero.
+    """
     counts = np.bincount(registers, minlength=64)
     weights = counts * 2.0 ** -np.arange(len(counts))
     low, high = weights[: _SPARK_LOW_RANK_MAX + 1].sum(), weights[_SPARK_LOW_RANK_MAX + 1 :].sum()

@@ -138,6 +138,8 @@ class StarNames:
     def find(self, node: exp.Column) -> tuple[int, str] | None:
         """Return the number of the table and the name of a column, or None if no table has the column.
 
+        The first part of a name with a dot is a qualifier or a column of the type struct. It must have one meaning.
+
         Raises:
             NotFromCube: The name may be of several columns.
         """

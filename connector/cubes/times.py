@@ -66,7 +66,12 @@ class TimeDimension:
 
 
 def replace_times(tree: exp.Expr, dimensions: Sequence[TimeDimension]) -> exp.Expr:
-    """Return a copy of the query in which time dimensions replace columns where they have the same effect."""
+    """Return a copy of the query in which time dimensions replace columns where they have the same effect.
+
+    A truncation follows from a dimension of the same or a finer unit. A comparison follows from it if the boundary is
+    the start of a period. Comparisons of times with a zone are not replaced, because the session's zone is unknown. A
+    longer path is tried first, because a field of a struct is more specific than a column.
+    """
     if not dimensions:
         return tree.copy()
     aliases = {item.alias.lower() for item in tree.expressions if isinstance(item, exp.Alias)}
@@ -94,7 +99,8 @@ def replace_times(tree: exp.Expr, dimensions: Sequence[TimeDimension]) -> exp.Ex
 def _find_time(node: exp.Expr) -> tuple[exp.Column, str, datetime | None] | None:
     """Return (column, unit, boundary) if the node may use a truncated time.
 
-    The unit is the coarsest truncation that is sufficient. For a comparison, the boundary is the other side.
+    The unit is the coarsest truncation that is sufficient. For a comparison, the boundary is the other side. Only
+    `time >= boundary` and `time < boundary`, in either order, have the same result for truncated times.
     """
     match node:
         case exp.TimestampTrunc() | exp.DateTrunc():

@@ -13,7 +13,7 @@ from seamark.connector.cubes.dialects import CubeDialect, NotFromCube
 
 
 def check_written_form(select: exp.Select, dialect: CubeDialect) -> None:
-    """Check that the text of a query is parsed to the same query.
+    """Check that the text of a query is parsed to the same query, because sqlglot may write it with another meaning.
 
     Raises:
         NotFromCube: The text is parsed to another query.

@@ -42,6 +42,9 @@ class DuckDBCubeQuery:
 
         DuckDB determines both lists of types from queries over relations without rows.
 
+        The original and the translated query are bound over empty relations, to get the names and types of their
+        results. The types must be equal.
+
         Args:
             con: The connection in which the query runs.
             statement: The query.

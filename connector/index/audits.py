@@ -96,6 +96,8 @@ class _AuditedIndex:
         Args:
             registered_file: The index file in the server's list.
             sample: The number of data files to read again.
+
+        The result has no problems if the server has replaced or deleted the index file since it was listed.
         """
         location = registered_file["location"]
         verdict = _compare_counts(verify_index_file(location, self.task, sample=sample, rng=self.rng), registered_file)
@@ -189,7 +191,7 @@ def audit_index(
 def _create_task(
     client: IndexClient, table: Name, index: Index, engine_table: EngineTable, metadata: TableMetadata
 ) -> IndexTask:
-    """Return an index task without a folder. An audit writes no files."""
+    """Return the task with which an audit builds entries again. It has no folder, because an audit writes no files."""
     definition = parse_definition(index.json["definition-id"], metadata.current_schema, metadata.schemas)
     if metadata.table_uuid is None:
         raise BadRequest(f"The table at {engine_table.location} has no table-uuid; an audit requires one")
@@ -220,7 +222,10 @@ def _load(client: IndexClient, table: Name, name: str) -> tuple[Index, EngineTab
 
 
 def _compare_counts(verdict: VerificationResult, registered_file: dict[str, Any]) -> VerificationResult:
-    """Return the verdict, with a further problem if the server's counts differ from the counts in the index file."""
+    """Return the verdict, with a further problem if the server's counts differ from the counts in the index file.
+
+    Nothing is compared if the index file could not be read.
+    """
     files, rows = registered_file["files"], registered_file["rows"]
     if verdict.listed is None or (files, rows) == (verdict.files, verdict.rows):
         return verdict
@@ -231,7 +236,10 @@ def _compare_counts(verdict: VerificationResult, registered_file: dict[str, Any]
 
 
 def _report_problems(client: IndexClient, table: Name, name: str, verdict: VerificationResult) -> str:
-    """Report the problems to the server, and return the state of the index file."""
+    """Report the problems to the server, and return the state of the index file.
+
+    If this process could not read the file, the server checks the file itself before it quarantines it.
+    """
     reason = "; ".join(verdict.problems)
     try:
         answer = client.quarantine_index_file(table, name, verdict.location, reason, check=verdict.is_unreadable)
@@ -271,7 +279,10 @@ def _count_rows(
 
 
 def _collect_file_ids(page: dict[str, list[Any]]) -> npt.NDArray[np.uint64]:
-    """Return the high halves of the identities of data files. They are sufficient to match data files."""
+    """Return the high halves of the identities of data files. They are sufficient to match data files.
+
+    A file with an invalid, negative number of rows has no identity, and is left out.
+    """
     rows = [
         (path, size_bytes, records)
         for path, size_bytes, records in zip(

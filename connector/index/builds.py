@@ -135,7 +135,10 @@ class InProcessWorkers:
 
 
 class AdaptiveWorkers:
-    """Runs small waves in this process, and starts the cluster at the first large wave."""
+    """Runs small waves in this process, and starts the cluster at the first large wave.
+
+    A wave is the groups of one call of `run`. A small wave takes less time than the start of the cluster.
+    """
 
     def __init__(self, start_cluster: Callable[[], Workers]) -> None:
         self._start_cluster = start_cluster
@@ -178,7 +181,11 @@ def build(
     reason, and registered index files stay. The caller closes `workers`.
 
     Args:
+        workers: The workers that read the data files.
         exclusive: Whether to refuse the start while another build of the index is running.
+        limits: The limits of the groups of data files.
+        passes_max: How often the missing files are requested, because writers may add files during the build.
+        on_progress: Called with the progress after each index file.
 
     Raises:
         ClientError: The server refuses a request or cannot be reached.
@@ -249,7 +256,10 @@ class _BuildRun:
 
     @property
     def outcome(self) -> dict[str, Any]:
-        """The final state of the build. If no file could be indexed, the build is rolled back with a reason."""
+        """The arguments that end the build. If no file could be indexed, the build is rolled back with a reason.
+
+        Without arguments, the build ends normally.
+        """
         if not self._not_indexed_reasons or self._json["progress"]["index-files"]:
             return {}
         path, reason = self._not_indexed_reasons[0]
@@ -264,7 +274,11 @@ class _BuildRun:
         )
 
     def copy_unchanged_entries(self) -> None:
-        """Register entries of an earlier definition for the files whose keys have the same attributes as before."""
+        """Register entries of an earlier definition for the files whose keys have the same attributes as before.
+
+        The earlier definition differs only by the snapshots of dimension tables. The table is loaded again if a file
+        has a partition spec that is newer than the loaded table.
+        """
         earlier_files = self._json.get("earlier-index-files")
         if not earlier_files:
             return
@@ -303,7 +317,11 @@ class _BuildRun:
         return BuildSource.from_build(self._client, self._build_key[0], self._json, self._file_keys)
 
     def _request_untried_files(self, source: BuildSource) -> Iterator[DataFile]:
-        """Yield the missing files that the build has not tried before. They are requested page by page."""
+        """Yield the missing files that the build has not tried before. They are requested page by page.
+
+        Other files are counted as not indexed: files that an earlier build could not index (`refused`), and files that
+        this build has tried.
+        """
         for page in self._client.build_files(*self._build_key):
             if not source.knows(page["files"]):
                 source = self._make_source()

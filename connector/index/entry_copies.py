@@ -101,7 +101,10 @@ def copy_unchanged_entries(
 def _find_changes(
     client: IndexClient, task: IndexTask, definition_id: str, dimensions: Dimensions
 ) -> list[_ChangedKeys] | None:
-    """Return the changed keys since an earlier definition, or None if its entries are not worth copying."""
+    """Return the changed keys since an earlier definition, or None if its entries are not worth copying.
+
+    They are not worth copying if the earlier dimension tables cannot be read, or if too many keys have changed.
+    """
     terms = task.definition.terms
     earlier_terms = _read_earlier_terms(terms, definition_id)
     try:
@@ -180,7 +183,10 @@ def _find_unchanged(
     """Return the missing files of an index file that certainly have no changed key.
 
     Args:
+        task: The index that is built.
         listed: The data files of the index file.
+        missing: The data files without entries, by their identity.
+        changes: The changed keys. Without them, all missing files are unchanged.
         read_ids: The data files whose keys were read before. The function adds the files that it reads.
         deadline_s: The time, of `time.monotonic`, after which no data file is read.
     """
@@ -197,7 +203,7 @@ def _find_unchanged(
 
 
 def _is_unchanged(task: IndexTask, file: DataFile, changes: Iterable[_ChangedKeys]) -> bool:
-    """Return whether a data file certainly has no changed key."""
+    """Return whether a data file certainly has no changed key. This is uncertain if the file cannot be read."""
     ids = tuple({change.column_id for change in changes})
     types = {term.column_id: to_row_type(term.source) for term in task.definition.terms}
     try:

@@ -95,7 +95,11 @@ class WrittenIndex:
 
 
 def index_data_files(task: IndexTask, files: Iterable[DataFile]) -> WrittenIndex:
-    """Build an index file of these data files, and write it durably."""
+    """Build an index file of these data files, and write it durably.
+
+    Files that cannot be indexed are skipped. After a ValueError, the reason is in the rows of the file, so no later
+    build can index it. An unreadable file may be readable later.
+    """
     entries: list[Any] = []
     indexed_files: list[DataFile] = []
     skipped_files: list[tuple[str, str]] = []
@@ -245,7 +249,9 @@ def compute_term_keys(term: Term, column: pa.ChunkedArray) -> Keys:
 def _transform_keys(source: Keys, term: Term) -> Keys:
     """Return the keys of the transformed values.
 
-    The function applies the same transform function as the planner's projection, once to each distinct value.
+    The function applies the same transform function as the planner's projection, once to each distinct value. Types
+    with codes have 64-bit numbers as keys. Keys of other types are bytes: `starts` has the start of each key in the
+    joined bytes.
     """
     transform_value = make_function(term.transform, term.source)
     has_key = source.present
@@ -272,7 +278,10 @@ def _transform_keys(source: Keys, term: Term) -> Keys:
 
 
 def _find_distinct(keys: Keys, rows: Any) -> tuple[list[Key], Any]:
-    """Return the distinct keys of these rows, and the ordinal of the key of each row."""
+    """Return the distinct keys of these rows, and the ordinal of the key of each row.
+
+    Keys are 64-bit codes or, for other types, slices of the joined bytes `heap`.
+    """
     if keys.codes is not None:
         codes, ordinals = np.unique(keys.codes[rows], return_inverse=True)
         return codes.tolist(), ordinals
@@ -288,7 +297,10 @@ def _find_distinct(keys: Keys, rows: Any) -> tuple[list[Key], Any]:
 
 
 def _decode_key(key: Key, kind: str) -> Any:
-    """Return the value of a key in the form that transform functions accept."""
+    """Return the value of a key in the form that transform functions accept.
+
+    Numbers are stored with an added bias, so that unsigned keys have the order of signed values. It is subtracted.
+    """
     name = get_base_name(kind)
     if isinstance(key, int):
         return key - _CODE_BIAS

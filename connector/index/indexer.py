@@ -310,7 +310,8 @@ class Indexer:
     def _run_audits(self, due_audits: Sequence[_DueAudit], round_: Round) -> None:
         """Audit as many index files as the limits allow.
 
-        Damaged index files are quarantined. The next round builds them again.
+        Damaged index files are quarantined. The next round builds them again. The progress of indexes whose audit is no
+        longer due is dropped.
         """
         if self.audit is None:
             return
@@ -435,7 +436,10 @@ class Indexer:
             )
 
     def _leave_out(self, table: Table, name: str, locations: Sequence[str]) -> None:
-        """Select index files of an unknown version for no further merge."""
+        """Exclude index files of an unknown version from later merges.
+
+        The set of excluded locations is cleared when it is full. Later merges then find these files again.
+        """
         if len(self._unsupported_locations) + len(locations) > UNSUPPORTED_MAX:
             self._unsupported_locations.clear()
         self._unsupported_locations.update(locations)
@@ -447,7 +451,14 @@ class Indexer:
     ) -> None:
         """Run an action, unless a backoff applies to it.
 
-        Failures are logged. An error is raised only if the server is unavailable.
+        Failures are logged, and set a backoff. An error is raised only if the server is unavailable. A conflict with
+        another builder sets no backoff, because this builder does the work.
+
+        Args:
+            key: The table, the index and the name of the action.
+            action: The action.
+            round_: The totals, to which failures are added.
+            lag_files: The number of files that the index lacks. A backoff for another number does not apply.
         """
         backoff = self._backoffs.get(key)
         if backoff is not None and self.now() < backoff.until_s and backoff.lag_files in (None, lag_files):
@@ -476,7 +487,10 @@ class Indexer:
             self._backoffs.pop(key, None)
 
     def _back_off(self, key: Key, lag_files: int | None = None) -> float:
-        """Set a backoff that is twice as long as the previous backoff, and return its duration in seconds."""
+        """Set a backoff that is twice as long as the previous backoff, and return its duration in seconds.
+
+        At the maximum number of backoffs, the oldest backoff is dropped.
+        """
         previous = self._backoffs.pop(key, None)
         backoff_s = BACKOFF_S if previous is None else min(previous.backoff_s * 2, BACKOFF_MAX_S)
         if len(self._backoffs) >= BACKOFFS_MAX:

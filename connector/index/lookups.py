@@ -330,13 +330,17 @@ def _encode_attribute(values: pa.ChunkedArray) -> pa.DictionaryArray:
 def look_up(
     terms: Iterable[Term], columns: Mapping[int, pa.ChunkedArray], dimensions: Dimensions
 ) -> dict[Term, pa.ChunkedArray]:
-    """Return the attributes of the rows of a data file, for each term that is one.
+    """Return the values of each term that is an attribute of a dimension table, for the rows of a data file.
+
+    The attribute `HAS_PARTNER` is true for a row whose key is in the dimension table.
 
     Values of the dimension table are returned as dictionary arrays, because a group is found faster by codes than by
     texts.
 
     Args:
+        terms: The terms of an index. Terms that are no attributes are ignored.
         columns: The columns of the data file by field id.
+        dimensions: The rows of the dimension tables.
 
     Raises:
         ValueError: A dimension table has not been read.
@@ -368,6 +372,7 @@ def look_up(
 
 def find_places(keys: pa.ChunkedArray, distinct: pa.Array) -> pa.ChunkedArray:
     """Return the position of each key among distinct keys, or null for a key that is not among them.
+
     Keys of a dimension table are mostly consecutive numbers. An array of all numbers finds them faster than a hash
     table does.
 

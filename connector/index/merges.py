@@ -63,7 +63,12 @@ def select_merge(
     """Return the files to merge now, the oldest first. The result is empty if no merge is due.
 
     If the merge of a level is due, the result has the files of the lowest such level. Otherwise, it has the files that
-    must move to another folder.
+    must move to another folder. Files of at least half of the maximum size are not merged again.
+
+    Args:
+        files: The live index files of one index.
+        fanout: The number of files of a level from which their merge is due.
+        size_max_bytes: The maximum total size of the files of a merge.
     """
     levels: dict[int, list[RegisteredFile]] = {}
     misplaced_files: list[RegisteredFile] = []
@@ -86,7 +91,7 @@ def _take_first(files: Sequence[RegisteredFile], size_max_bytes: int) -> list[Re
 def find_unsupported_files(locations: Iterable[str], storage: Storage) -> list[str]:
     """Return the index files whose version this program does not know. Only their footers are read.
 
-    A damaged file is not returned. The merge reports it.
+    A damaged file is not returned. The merge reports it. The footer is read again if it is longer than the first read.
     """
     unsupported_locations: list[str] = []
     for location in locations:
@@ -227,6 +232,10 @@ def _mask_entries(index_files: Sequence[IndexFile], dropped_entries: Mapping[str
     """Return a mask of the entries to keep for each index file, as bool[data files].
 
     An entry is kept if it is not dropped and no newer index file has an entry for the same data file.
+
+    Args:
+        index_files: The index files, the oldest first.
+        dropped_entries: The indexes of the entries to drop, by the location of the index file.
     """
     seen_ids: set[tuple[int, int]] = set()
     masks: list[Mask] = []

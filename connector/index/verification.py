@@ -95,6 +95,8 @@ def verify_index_file(location: str, task: IndexTask, *, sample: int, rng: rando
 def _compare_file(index: OpenedBlob, number: int, task: IndexTask, file: DataFile, rng: random.Random) -> Iterator[str]:
     """Read a data file, and compare its entry. Return a description of each difference.
 
+    Entries with aggregates, as in cubes, are computed again. Other entries are compared with a sample of the rows.
+
     Raises:
         Unreadable: The file cannot be read.
         ValueError: The file cannot be indexed.

@@ -187,7 +187,11 @@ def cluster_incrementally(
 def _build_new_layers(
     tasks: Sequence[ScanTask], layout: ClusteringLayout, policy: CompactionPolicy, *, full: bool
 ) -> Iterator[Layer]:
-    """Yield the files of each new layer, partition by partition."""
+    """Yield the files of each new layer: the files that the job rewrites together, partition by partition.
+
+    A file is loose if it belongs to no layer, has many deletes or, for a full run, was clustered by another layout. A
+    partition is left out if its loose files are few and small, none has many deletes, and the run is not full.
+    """
     shared_deletes = count_deletes(tasks)
     for members in group_by_partition(tasks):
         loose_tasks, is_due = list[ScanTask](), full
@@ -205,7 +209,7 @@ def _build_new_layers(
 
 
 def _form_layers(loose_tasks: Sequence[ScanTask], layers: list[Layer]) -> Iterator[Layer]:
-    """Yield the files of each new layer: the loose files with small layers, or layers that are merged.
+    """Yield the files of each new layer: the loose files, merged with layers that are at most as large.
 
     Args:
         loose_tasks: The files that belong to no layer.
@@ -303,7 +307,11 @@ class _LayerWork:
     """A function that checks that a file still has the encryption by which the layer was chosen, or None."""
 
     def run(self, writer: TableWriter) -> int:
-        """Write the rows, and return their number."""
+        """Write the rows in the order of their clustering keys, and return their number.
+
+        The rows are first divided into ranges of keys in temporary files, so that only one range at a time is sorted
+        in memory.
+        """
         rows, sample = self.sample
         if not rows:
             return 0
@@ -343,7 +351,7 @@ class _LayerWork:
         return rows, pa.Table.from_batches(samples, narrow_plan.arrow).combine_chunks()
 
     def _read(self) -> Iterator[tuple[pa.RecordBatch, Longs]]:
-        """Yield the rows of the layer with their origins."""
+        """Yield the rows of the layer with their origins: their numbers among the rows of all files of the job."""
         reader = TaskReader(self.read_plan, self.table.storage, threads=False, keys=self.keys, check=self.check)
         columns = list(range(len(self.read_plan.names)))
         first_origin = self.first_origin
@@ -406,7 +414,9 @@ class _Spill:
         self._exit_stack.close()
 
     def add(self, batch: pa.RecordBatch, origins: Longs, keys: Keys, numbers: npt.NDArray[np.intp]) -> None:
-        """Add rows to the files of their ranges.
+        """Add rows to the files of their ranges. If there is only one range, the rows stay in memory.
+
+        For each range, up to two distinct keys are recorded: a range with one key does not have to be sorted.
 
         Args:
             batch: The rows.
@@ -513,7 +523,7 @@ class _EncryptedFile(io.RawIOBase):
 
 
 def _join_batches(batches: Sequence[pa.RecordBatch]) -> tuple[pa.RecordBatch, Longs, Keys]:
-    """Return the rows as one batch, with their origins and keys."""
+    """Return the rows as one batch, with their origins and keys, which are the last two columns of the batches."""
     joined_batch = pa.concat_batches(batches)
     columns = list(range(joined_batch.num_columns - 2))
     origins, binary = joined_batch.column(len(columns)).to_numpy(), joined_batch.column(len(columns) + 1)

@@ -255,6 +255,7 @@ class _DroppedColumns(NamedTuple):
         dropped_leaves = [
             leaf for leaf in list_leaves(schema) if leaf.id not in {leaf.id for leaf in list_leaves(remaining)}
         ]
+        # Null counts do not exist for leaves inside lists and maps. `names` is empty if there is such a leaf.
         counted_ids = frozenset(leaf.id for leaf in dropped_leaves if not leaf.repeated)
         columns = schema.index.by_id
         names = (
@@ -277,6 +278,7 @@ class _DroppedColumns(NamedTuple):
             return 0
         with SourceFile(task.path, source_table.storage, keys=keys) as source:
             columns = [number for number, leaf in enumerate(source.leaves) if self.ids.intersection(leaf.ids)]
+            # Without field ids, the columns are unknown. The first column is measured so that the size is not 0.
             if any(leaf.ids[0] is None for leaf in source.leaves):
                 columns = columns or [0]
             return int(
@@ -299,7 +301,11 @@ def _select_tasks(
 ) -> Iterator[ScanTask]:
     """Yield the files of the partitions that the condition selects.
 
+    The residual is the part of the condition that the partition values do not decide. If it is TRUE, the whole
+    partition is selected.
+
     Args:
+        utc: Whether the session's time zone is UTC. Otherwise, conditions on timestamps are refused.
         whole_partitions: Whether to leave out a partition that the condition selects only in part.
 
     Raises:

@@ -59,6 +59,9 @@ def write_partition_statistics(
 ) -> tuple[int, int]:
     """Write the partition statistics file, and return the number of partitions and the file's size in bytes.
 
+    Since format version 3, deletion vectors are counted in their own column and not as position delete files, and more
+    columns are required.
+
     Raises:
         OSError: The file cannot be written.
     """
@@ -103,6 +106,7 @@ def _make_partition_array(kind: str, values: Sequence[Value | None]) -> pa.Array
     """
     if get_base_name(kind) != "decimal":
         return build_arrow_array(kind, values)
+    # The Arrow buffer is built directly, because pyarrow refuses a decimal with too many digits.
     numbers = b"".join(int(value or 0).to_bytes(_DECIMAL_BYTES, "little", signed=True) for value in values)
     valid = pa.array([value is not None for value in values], pa.bool_()).buffers()[1]
     return pa.Array.from_buffers(build_arrow_array(kind, ()).type, len(values), [valid, pa.py_buffer(numbers)])

@@ -44,6 +44,9 @@ def expire(
     """Remove all expired snapshots.
 
     Args:
+        older_than_ms: The time, in milliseconds since the epoch, before which snapshots expire. None means the policy
+            of the table.
+        retain_last: The minimum number of snapshots that each branch keeps. None means the policy of the table.
         dry_run: Whether to report the files that the first request would delete, and delete nothing.
 
     Raises:
@@ -60,6 +63,7 @@ def expire(
         totals.other_files += report["other-files"]
         totals.size_bytes += report["size-in-bytes"]
         totals.files_failed += report["files-failed"]
+        # One request handles a part of the snapshots. A dry run cannot continue, so it adds the remaining number.
         if dry_run:
             totals.snapshots += report["snapshots-left"]
         if dry_run or not report["snapshots-left"]:

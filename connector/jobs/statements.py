@@ -181,7 +181,10 @@ class _Parser:
         return None
 
     def _parse_predicate(self) -> str | None:
-        """Return the text between parentheses, or None if the text is empty or the parentheses are not balanced."""
+        """Consume a condition in parentheses, and return its text.
+
+        Return None if the text is empty or the parentheses are not balanced.
+        """
         if not self._accept_mark("("):
             return None
         begin, depth = self._next.start, 1

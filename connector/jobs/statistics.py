@@ -124,7 +124,11 @@ class _Computation:
         self._percent = policy.changed_percent
 
     def run(self, *, full: bool, dry_run: bool) -> StatisticsReport:
-        """Read the new rows, and commit the statistics unless `dry_run` is set."""
+        """Read the new rows, and commit the statistics unless `dry_run` is set.
+
+        A sketch is a summary of a column from which its number of distinct values is estimated. New files are read for
+        all columns, and added to the stored sketches. Old files are read for columns without a usable sketch.
+        """
         known_sketches = {} if full else self._load_sketches()
         tasks = list(plan(self._client, self._source_table))
         new_tasks = tasks if not known_sketches else self._select_uncounted(tasks)
@@ -256,6 +260,7 @@ class _Computation:
             engine_table = self._client.load_table(self._source_table.name, history=True)
             current_metadata = decode_table(engine_table.metadata, engine_table.location)
             if current_metadata.snapshot(self._snapshot_id) is None:
+                # The removal of `set-statistics` is `remove-statistics`.
                 actions = [str(update["action"]).replace("set-", "remove-") for update in updates]
                 removals = [{"action": action, "snapshot-id": self._snapshot_id} for action in actions]
                 update_table(self._client, self._source_table.name, requirements, removals)

@@ -53,7 +53,11 @@ def merge_written(
     all files are deleted.
 
     Args:
+        client: A client of the server.
+        table: The table.
+        target: The state of the table that writers need.
         parts: The files of each task.
+        runner: Runs the merges of the batches, by default one after the other in this process.
         slots: The number of batches that `runner` runs at the same time.
     """
     with discard_on_error(parts, target.storage):
@@ -99,7 +103,10 @@ def _merge_small_files(
 
 
 def _find_mergeable(tasks: Sequence[ScanTask], target_bytes: int, slots: int) -> Iterator[list[ScanTask]]:
-    """Yield groups of small files of a partition. Each group is merged separately into fewer files."""
+    """Yield groups of small files of a partition. Each group is merged separately into fewer files.
+
+    A group has about the bytes of one slot, so that all slots have equal work, but at least the size of one new file.
+    """
     small_tasks = [task for task in tasks if task.size_bytes < GOOD_SIZE_FRACTION * target_bytes]
     bytes_per_slot = sum(task.size_bytes for task in small_tasks) // slots
     for members in group_by_partition(small_tasks):

@@ -120,7 +120,10 @@ def _is_iceberg(table: Mapping[str, Any]) -> bool:
 
 @contextmanager
 def _translate_errors() -> Iterator[None]:
-    """Convert the errors of calls in a block to exceptions of imports."""
+    """Convert the errors of calls in a block to exceptions of imports.
+
+    Errors that may pass, and errors of the login, become CatalogUnavailable, which ends the import.
+    """
     try:
         yield
     except ClientError as error:

@@ -151,6 +151,9 @@ def _parse_file(info: FileInfo) -> _MetadataFile | None:
 def _choose_newest(files: Sequence[_MetadataFile], hint: int | None) -> _MetadataFile:
     """Return the current metadata file of a table.
 
+    It is the file with the largest number. In a Hadoop catalog with a hint, the search begins with the number of the
+    hint, and ends before the first missing number.
+
     Args:
         files: The metadata files of one folder.
         hint: The number in `version-hint.text`, or None. Later versions may exist, because the Hadoop catalog writes
@@ -182,7 +185,10 @@ def _choose_newest(files: Sequence[_MetadataFile], hint: int | None) -> _Metadat
 
 @contextmanager
 def _translate_errors(location: str) -> Iterator[None]:
-    """Convert the errors of the file system in a block to exceptions of imports."""
+    """Convert the errors of the file system in a block to exceptions of imports.
+
+    A wrong location or a missing library (ValueError, ImportError) affects one entry. Other errors end the import.
+    """
     try:
         yield
     except FileNotFoundError:

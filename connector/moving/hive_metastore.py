@@ -128,7 +128,8 @@ class HiveSource:
     def _load_by_name(self, namespace: Levels, names: Sequence[str]) -> dict[str, Table | CatalogRefusal]:
         """Return the tables with these names, or the reason why a table cannot be read.
 
-        Missing tables are left out, and so are tables with other names.
+        Missing tables are left out, and so are tables with other names. If an answer is invalid, each half of the names
+        is requested separately, until the invalid table is found.
         """
         try:
             with self._connect() as client:

@@ -179,7 +179,8 @@ def refuse_redirect(response: requests.Response, **_: Any) -> None:
 def read_environment_once(session: requests.Session) -> None:
     """Make a session read the proxies of the environment once for each host.
 
-    Otherwise it reads all variables for each request, which takes a fifth of the CPU time of a request.
+    Otherwise it reads all variables for each request, which takes a fifth of the CPU time of a request. A request with
+    its own proxies is not changed. The proxies are copied, because `requests` may change them.
     """
     merge = session.merge_environment_settings
     merged_settings: dict[tuple[Any, ...], Mapping[str, Any]] = {}

@@ -92,7 +92,10 @@ class MoveSelection:
         return any(namespace[: len(selected_namespace)] == selected_namespace for selected_namespace in self.namespaces)
 
     def needs(self, namespace: Levels) -> bool:
-        """Return whether the namespace or anything in it is selected."""
+        """Return whether the namespace, a namespace below it, or an entry in one of them is selected.
+
+        The destination then needs the namespace.
+        """
         return self.includes_all(namespace) or any(
             selected_name[: len(namespace)] == namespace
             for selected_name in (*self.namespaces, *(entry[:-1] for entry in self.entries))
@@ -158,7 +161,11 @@ class Move:
                 yield result
 
     def _move_all(self) -> Iterator[Result]:
-        """Move everything that is selected, and yield each result when it is known."""
+        """Move everything that is selected, and yield each result when it is known.
+
+        The namespaces above the moved namespaces (`into`) are created first. Tables and views are moved by threads. The
+        number of waiting functions is limited, so that a large catalog is not listed completely before the first move.
+        """
         for length in range(1, len(self.into) + 1):
             name = self.into[:length]
             yield Result("namespace", name, *self.destination.create_namespace(name, {}))
@@ -206,7 +213,10 @@ class Move:
                 yield partial(self._move_view, namespace, name)
 
     def _select(self, namespace: Levels, names: list[str]) -> list[str]:
-        """Return the names that are selected, and add them to the names that the source has."""
+        """Return the names that are selected, and record that the source has them.
+
+        Selected names that the source does not have are reported at the end of the move.
+        """
         selected = [name for name in dict.fromkeys(names) if self.selection.includes(namespace, name)]
         self._seen_names.update((*namespace, name) for name in selected)
         return selected

@@ -20,6 +20,8 @@ else:  # No other source needs their libraries, whose import takes up to a secon
 def open_source(address: str, properties: Mapping[str, str], connections: int, *, is_flat: bool = False) -> Source:
     """Open a catalog as the source of an import.
 
+    The libraries for Hive and Glue are imported when they are used, because an installation may not have them.
+
     Args:
         address: The URL of a REST catalog, `thrift://HOST:PORT` of a Hive metastore, `glue://REGION` of AWS Glue, or
             the folder of a Hadoop warehouse.

@@ -126,7 +126,11 @@ class RestConnection(RestCatalog):
         session.mount(self.uri, BoundedAdapter(self._connections, signer.add_headers))
 
     def _fetch_config(self) -> None:
-        """Read the configuration of the other catalog, and take only the properties that describe its routes."""
+        """Read the configuration of the other catalog, and take only the properties that describe its routes.
+
+        Other properties, such as keys of the storage, could change how this process uses its own login and storage. The
+        address of the routes is checked by `_choose_address`.
+        """
         own_properties = dict(self.properties)
         try:
             super()._fetch_config()
@@ -237,7 +241,12 @@ class RestConnection(RestCatalog):
         return location
 
     def post(self, endpoint: str, body: Mapping[str, Any], namespace: Levels = ()) -> requests.Response:
-        """Send a POST request without retries, and return the answer.
+        """Send a POST request without retries, and return the answer, unless the catalog is unavailable.
+
+        Args:
+            endpoint: The path of the endpoint, with variables.
+            body: The body of the request, as JSON.
+            namespace: The namespace in the path, or () for a path without a namespace.
 
         Raises:
             CatalogUnavailable: The catalog is busy, or refuses the login.

@@ -127,6 +127,8 @@ def _open_with_plain_footer(
 ) -> pa.PythonFile:
     """Return the file with a decrypted footer, after a check that these columns are not encrypted.
 
+    The end of the file is replaced by the decrypted footer, its length and the magic number of unencrypted files.
+
     Raises:
         Unreadable: The file cannot be read.
     """

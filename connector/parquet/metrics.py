@@ -210,6 +210,9 @@ class Metrics:
     def add(self, rows: pa.Table) -> None:
         """Add a row group that is encoded.
 
+        NaN counts are computed, because footers do not have them. Bounds are computed for columns with long values,
+        because the writer leaves these bounds out of the footer.
+
         Args:
             rows: A row group with the file's Arrow schema.
         """
@@ -269,7 +272,10 @@ class Metrics:
         }
 
     def _read_min_max(self, leaf: LeafColumn, chunks: list[Any]) -> tuple[Any, Any] | None:
-        """Return the minimum and maximum of a column, or None if it has no values or they are unknown."""
+        """Return the minimum and maximum of a column, or None if it has no values or they are unknown.
+
+        They are unknown if a row group has values other than null and NaN, but no bounds.
+        """
         values: list[Any] = []
         for group, chunk in enumerate(chunks):
             statistics = chunk.statistics
@@ -303,7 +309,7 @@ def compute_lower_bound(kind: str, value: Any, length: int | None) -> Any:
 
     Args:
         kind: The Iceberg type of the column.
-        value: The minimum.
+        value: The minimum. For the float 0.0, the bound is -0.0, because a footer does not distinguish the two zeros.
         length: The maximum length in code points or bytes, or None if the bound is not truncated.
     """
     name = get_base_name(kind)
@@ -313,7 +319,10 @@ def compute_lower_bound(kind: str, value: Any, length: int | None) -> Any:
 
 
 def compute_upper_bound(kind: str, value: Any, length: int | None) -> Any:
-    """Return an upper bound of a column whose maximum is `value`, or None if there is none of at most this length."""
+    """Return an upper bound of a column whose maximum is `value`, or None if there is none of at most this length.
+
+    A truncated maximum would be too small, so the bound is the end of all values that begin with its prefix.
+    """
     name = get_base_name(kind)
     if name in FLOATS and value == 0:
         return 0.0

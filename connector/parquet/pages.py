@@ -106,7 +106,8 @@ class Pages:
     def read(self, number: int, names: Sequence[str], rows: Longs) -> pa.RecordBatch | None:
         """Return some rows of a row group with these top-level columns.
 
-        Return None if this is not possible, or not faster than reading the whole row group.
+        Return None if this is not possible, or not faster than reading the whole row group. It is not faster if the
+        rows are in many parts (stretches) of the row group, because most pages are then needed.
 
         Args:
             number: The index of the row group.
@@ -184,7 +185,11 @@ class Pages:
         return group
 
     def _read_chunks(self, number: int, rows: int, leaves: Iterable[tuple[str, int]]) -> list[_Chunk] | None:
-        """Return the pages of the chunks by their page indexes, or None if a chunk has no page index."""
+        """Return the pages of the chunks by their page indexes, or None if a chunk has no page index.
+
+        The footer is decoded as Thrift structures. A structure has a pair (type, value) for each field, so `[1]` is the
+        value. The result is also None if a page index contradicts its chunk.
+        """
         chunk_infos = []
         for name, leaf in leaves:
             raw_chunk: Fields = _get_list(self._get_group(number), _CHUNKS)[leaf]
@@ -208,7 +213,11 @@ class Pages:
     def _read_columns(
         self, number: int, chunks: Sequence[_Chunk], pages: Sequence[Longs], wanted_rows: Longs
     ) -> dict[str, pa.Array] | None:
-        """Read columns whose pages have the same row boundaries, and return the requested rows by column name."""
+        """Read columns whose pages have the same row boundaries, and return the requested rows by column name.
+
+        The pages are decoded from a Parquet file in memory that contains only these pages. Return None if a page has
+        other rows than the page index states, or if its dictionary is not at the start of the chunk.
+        """
         spans = [
             [(int(chunk.starts[page]), int(chunk.sizes[page])) for page in chunk_pages]
             for chunk, chunk_pages in zip(chunks, pages, strict=True)
@@ -247,6 +256,8 @@ class Pages:
         """Return a Parquet file of one row group with these chunks.
 
         Args:
+            number: The index of the row group in the original file.
+            rows: The number of rows of all pages of a chunk.
             sources: For each column, the chunk, its dictionary page or b"", and its data pages.
         """
         kind, stripped_chunks = self._strip_chunks(number)
@@ -305,7 +316,10 @@ class Pages:
 
 
 def _is_consistent(chunk: _Chunk, end: int) -> bool:
-    """Return whether the page index is consistent with the column chunk."""
+    """Return whether the page index is consistent with the column chunk.
+
+    The pages must not be empty or overlap, must be in the order of their rows, and must end before the byte `end`.
+    """
     ends = chunk.starts + chunk.sizes
     return bool(
         len(chunk.starts)

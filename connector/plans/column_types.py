@@ -17,7 +17,8 @@ def read_column_type(kind: Any) -> str:
 def list_column_types(fields: Sequence[tuple[str, Any]]) -> dict[str, str] | None:
     """Return the types of columns by their lower-case names. Fields of structs are named `struct.field`.
 
-    The result is None if two names differ only in case.
+    The result is None if two names differ only in case. Fields are left out if a column has a dot in its name, because
+    such a name may be equal to the name of a field.
 
     Args:
         fields: The names and types in the form of the table metadata.

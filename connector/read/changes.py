@@ -73,7 +73,10 @@ def changes(client: SeamarkClient, table: OpenTable, start: int | None, end: int
 
 
 def _divide_at_replaces(snapshots: Iterable[Snapshot], start: int | None) -> Iterator[tuple[int | None, int]]:
-    """Yield pairs of snapshots (before, after) with no `replace` between them."""
+    """Yield pairs of snapshots (before, after) with no `replace` between them.
+
+    A snapshot with the operation `replace` rewrites files without a change of rows, so it is not compared.
+    """
     from_snapshot_id, to_snapshot_id = start, start
     for snapshot in snapshots:
         if is_replace(snapshot):

@@ -74,6 +74,12 @@ class DeletedRowSet:
     def mark_deleted_keys(self, columns: Mapping[int, pa.Array], rows: int) -> Mask:
         """Return a mask of the rows that are deleted by key, as bool[rows].
 
+        Keys are compared by hash. The hashes of rows are computed once for each set of columns.
+
+        Args:
+            columns: The columns of the rows, by column id.
+            rows: The number of rows.
+
         Raises:
             ValueError: The values of a column have a different type than the keys.
         """

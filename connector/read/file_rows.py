@@ -101,7 +101,12 @@ class FileRowReader:
     def _select_candidates(self, row_numbers: Longs | None, first: int, rows: int) -> Mask | None:
         """Return a mask of the rows that are selected by position and are not deleted.
 
-        The mask is bool[rows], or None for all rows.
+        The mask is bool[rows], or None for all rows. If the task requests only removed rows (`ScanTask.removed_by`),
+        other rows are left out, unless they were also removed by key, which is checked later.
+
+        Args:
+            row_numbers: The ascending positions of the selected rows in the file, or None for all rows.
+            first: The position of the first of the `rows` rows.
         """
         mask = None
         if row_numbers is not None:
@@ -189,6 +194,9 @@ class FileRowReader:
         A batch is None if the file has none of the columns.
 
         Args:
+            number: The index of the row group.
+            rows: The number of rows of the row group.
+            column_ids: The ids of the columns.
             few: Whether only few of the rows are used. If so, strings may be returned as codes (`decode_strings`).
         """
         names = self._projection.list_names(column_ids)
@@ -311,6 +319,8 @@ def find_spec(metadata: TableMetadata, task: ScanTask) -> PartitionSpec:
 
 def read_partition(read_plan: ReadPlan, task: ScanTask) -> dict[int, Value | None]:
     """Return the file's partition values by field id, for columns of the schema.
+
+    Fields with several sources, and fields of columns that the schema no longer has, are left out.
 
     Raises:
         ValueError: The values are invalid.

@@ -90,6 +90,11 @@ class TableScan:
         """Create a scan.
 
         Args:
+            storage: The storage of the table.
+            read_plan: The columns and the filter.
+            tasks: Plans the scan, and returns its tasks. It is called for each iteration.
+            limit: The maximum number of rows, or None.
+            snapshot_id: The snapshot that is read.
             keys: See `TaskReader`.
         """
         self.schema: pa.Schema = read_plan.arrow
@@ -243,6 +248,9 @@ class TaskReader:
 
     def _check_source(self, task: ScanTask, source: pa.NativeFile) -> None:
         """Check that the user of this reader may read the rows of the file.
+
+        If others receive the rows, equality deletes must not compare encrypted columns. The check of the creator of the
+        reader is called in any case.
 
         Raises:
             Unreadable: The user may not read the rows.

@@ -52,7 +52,8 @@ def compute_settled_age_ms(tasks: Sequence[ScanTask], planned_ms: int) -> int:
 def select_settled(source_table: OpenTable, tasks: Sequence[ScanTask], age_ms: int, at_ms: int) -> list[ScanTask]:
     """Return the tasks whose files have at least a given age at a given time.
 
-    If no snapshot has changed rows in the `age_ms` before this time, all tasks are returned.
+    If no snapshot has changed rows in the `age_ms` before this time, all tasks are returned. The age of a file is known
+    by its sequence number, which is the number of the snapshot that added it. Without the number, a file is young.
 
     Args:
         source_table: The table, with all snapshots.

@@ -177,6 +177,8 @@ def open_loaded_table(engine_table: EngineTable, table: Name, at: At) -> OpenTab
 def _resolve_snapshot(metadata: TableMetadata, at: At) -> tuple[int | None, Schema]:
     """Return the snapshot that `at` selects, and the schema with which it is read.
 
+    A branch is read with the current schema. A tag, a time or a snapshot id is read with the schema of its snapshot.
+
     Raises:
         InvalidRequest: The snapshot, branch or tag does not exist.
     """
@@ -253,7 +255,10 @@ def plan(
 def plan_appends(
     client: SeamarkClient, table: OpenTable, start: int | None, end: int, where: Expression = TRUE
 ) -> Iterator[ScanTask]:
-    """Yield tasks for the files that append snapshots have added after `start`, up to and including `end`."""
+    """Yield tasks for the files that append snapshots have added after `start`, up to and including `end`.
+
+    With `add_nan`, `>` and `>=` on floats also match NaN, so that the server keeps files that only have NaN there.
+    """
     body: dict[str, Any] = {"end-snapshot-id": end, "use-snapshot-schema": not table.is_current_schema}
     body |= {} if start is None else {"start-snapshot-id": start}
     body |= {} if where == TRUE else {"filter": encode_expression(add_nan(where))}

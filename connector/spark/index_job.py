@@ -80,7 +80,10 @@ class SparkWorkers:
 
 @contextmanager
 def _raise_cluster_failed(failure: str) -> Iterator[None]:
-    """Convert errors of Spark and its JVM to ClusterFailed, with a message of one line."""
+    """Convert errors of Spark and its JVM to ClusterFailed, with a message of one line.
+
+    If Spark could not start its JVM, the message states what is wrong with Java.
+    """
     try:
         yield
     except (PySparkException, Py4JError) as error:

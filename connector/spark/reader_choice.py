@@ -47,7 +47,10 @@ class RemainingRows:
 
 
 def estimate_remaining_rows(client: SeamarkClient, table: OpenTable, where: Expression) -> RemainingRows:
-    """Estimate the rows that each reader would read, from one plan and, if there are bitmap indexes, from bitmaps."""
+    """Estimate the rows that each reader would read, from one plan and, if there are bitmap indexes, from bitmaps.
+
+    Iceberg's reader reads all rows of the planned files. Seamark's reader reads only pages with a selected row.
+    """
     remaining = RemainingRows()
     for task in restrict_to_rows(client, table, where, plan(client, table, where)):
         touched_rows = chosen_rows = task.records

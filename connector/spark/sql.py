@@ -49,7 +49,7 @@ def sql(
             )
             try:
                 return execute(spark, source_statement, args).frame
-            except AnalysisException as error:
+            except AnalysisException as error:  # If the plan tables are gone, run the original text.
                 if source_statement == text or not queries.is_plan_gone(error):
                     raise
             return execute(spark, text, args).frame

@@ -495,7 +495,7 @@ def _is_exact_cast(source: SqlType, target_type: SqlType) -> bool:
 
 
 def _list_values(node: exp.Expr) -> list[exp.Expr]:
-    """Return the values after IN. The rows of VALUES are values, too."""
+    """Return the values after IN. `IN (VALUES 1, 2)` has the same values as `IN (1, 2)`."""
     values = list(node.expressions)
     if len(values) == 1 and isinstance(values[0], exp.Values):
         check_args(values[0], frozenset(("expressions",)))

@@ -133,7 +133,10 @@ def _translate_truncation(expressions: Expressions, node: exp.Expr, scope: NameS
 
 
 def _translate_difference(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
-    """Translate `date_diff`. In sqlglot's node, the end of the period is the first argument."""
+    """Translate `date_diff`, which counts full units, to `date_sub` of DuckDB.
+
+    In sqlglot's node, the end of the period is the first argument. Dates are counted only in days.
+    """
     check_args(node, frozenset(("this", "expression", "unit")))
     end, start = to_common_type(expressions.translate_values([node.this, node.expression], scope), node)
     unit = node.args["unit"].name.upper()

@@ -122,7 +122,10 @@ def _read_rows(
 
 
 def _find_first_numbers(keys: pa.RecordBatch, distinct: KeyedBatch) -> Longs:
-    """Return the index in `keys` of the first key that is equal to each distinct key, as int64[distinct keys]."""
+    """Return the index in `keys` of the first key that is equal to each distinct key, as int64[distinct keys].
+
+    The assignments run from the last key to the first, so that of equal keys the first remains.
+    """
     table = pa.Table.from_batches([keys])
     ordinals = distinct.keys.match([read_column(table, field) for field in distinct.keys.fields])
     numbers = np.zeros(distinct.keys.count, np.int64)

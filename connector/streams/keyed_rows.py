@@ -119,7 +119,7 @@ class KeyedRows:
         hashes: The hashes of these keys, for the last set of key columns.
         files: The files.
         located: A version of the table, and the rows in its files that have one of the keys.
-        replaced: A cache of the results of `find_replaced`, by the later part.
+        replaced: A cache of the results of `find_replaced`, by the later part. An entry ends with the part.
     """
 
     keys: tuple[BatchKeys, ...]
@@ -304,8 +304,9 @@ def _read_group_keys(
 ) -> tuple[tuple[Field, ...], list[pa.Array]]:
     """Return the fields of the key columns of a group, and the values of these columns in the group.
 
-    If possible, the types of the fields can represent the values of all rows. If a date of the group is outside the
-    range of `timestamp_ns`, the type in earlier rows, the fields have the types of the group.
+    If possible, the types of the fields can represent the values of all rows. This fails if a date of the group is
+    outside the range of `timestamp_ns`, a type that the column has in other rows. The fields then have types that
+    represent only the values of the group.
 
     Args:
         group: Rows with the same key columns.
@@ -327,8 +328,8 @@ def _concatenate(batches: Iterable[Sequence[pa.Array]]) -> list[pa.Array]:
 def _choose_key_fields(key: RowKey, rows: Sequence[UnpackedRows], metadata: TableMetadata) -> tuple[Field, ...]:
     """Return the fields of key columns, with types that can represent the values of all rows.
 
-    Hashes depend only on the families of types. Therefore the table's current schema is used if its types belong to
-    the same families.
+    Types whose equal values have equal hashes form a family, for example int and long. A column has its current type if
+    this type is wider and belongs to the same family.
     """
     fields: dict[int, Field] = {}
     for schema in {unpacked.schema.id: unpacked.schema for unpacked in rows}.values():
@@ -368,8 +369,8 @@ def encode_deletes(
         parts: The keyed rows, in order. The rows of a part replace the rows of earlier parts.
         metadata: The table's metadata.
         stored_rows: The port that finds rows in the current snapshot.
-        folder: The folder of fresh files. None means that a commit uses the deletes. The commit also removes data files
-            without remaining rows.
+        folder: The folder of the files of rows that are not yet committed, which only readers of the stream use. None
+            means that a commit uses the deletes. The commit also removes data files without remaining rows.
 
     Raises:
         Unwritable: The table does not support deletes.
@@ -396,7 +397,10 @@ def encode_deletes(
 
 
 def _encode_scope(keys: Iterable[BatchKeys], source_table: OpenTable) -> bytes:
-    """Return the filter of the rows that a commit of these keys has read, as JSON, or b"" without keys."""
+    """Return the filter of the rows that a commit of these keys has read, as JSON, or b"" without keys.
+
+    With `add_nan`, `>` and `>=` on floats also match NaN, because a row with NaN may have one of the keys.
+    """
     scopes = [_find_scope(batch_keys, source_table) for batch_keys in keys if batch_keys.count]
     return msgspec.json.encode(encode_expression(add_nan(join_by_or(*scopes)))) if scopes else b""
 
@@ -416,7 +420,13 @@ def _replace_folder(path: str, folder: str) -> str:
 def _delete_stored(
     parts: Iterable[KeyedRows], source_table: OpenTable, server: ServerFiles, *, is_commit: bool
 ) -> list[DeletedRows]:
-    """Return the rows in the table's files that have one of the keys."""
+    """Return the rows in the table's files that have one of the keys.
+
+    The rows of a part are located once for each version of the table, and then taken from `part.located`.
+
+    Args:
+        is_commit: Whether a data file without remaining rows is removed.
+    """
     by_path: dict[str, tuple[MatchedRows, list[Longs]]] = {}
     metadata = source_table.metadata
     version = source_table.snapshot_id, metadata.current_schema_id, metadata.default_spec_id
@@ -498,7 +508,11 @@ def _can_represent(schema: Schema, keys: BatchKeys) -> bool:
 
 
 def _locate(server: ServerFiles, source_table: OpenTable, keys: BatchKeys) -> tuple[MatchedRows, ...]:
-    """Return the rows in the table's files that have one of the keys."""
+    """Return the rows in the table's files that have one of the keys.
+
+    If the keys have a column that was dropped, the files are scanned with an earlier schema. If a type cannot represent
+    a key or a stored value, each file is read with types that fit it.
+    """
     try:
         readable_keys, schema = _resolve_keys(keys, source_table.metadata)
         if schema.id == source_table.schema.id:
@@ -546,7 +560,7 @@ def _list_key_schemas(keys: BatchKeys, metadata: TableMetadata) -> list[Schema]:
 
 
 def _select_fitting(keys: BatchKeys, schema: Schema) -> BatchKeys:
-    """Return the keys that the types of a schema can represent."""
+    """Return the keys that the types of a schema can represent. Plans have no filter for these keys."""
     by_id = {field.id: msgspec.structs.replace(field, required=False) for field in schema.fields}
     fields = [by_id[field.id] for field in keys.fields]
     columns = [_cast_fitting(column, field) for column, field in zip(keys.columns, fields, strict=True)]
@@ -555,7 +569,7 @@ def _select_fitting(keys: BatchKeys, schema: Schema) -> BatchKeys:
 
 
 def _delete_fresh(parts: Sequence[KeyedRows]) -> list[DeletedRows]:
-    """Return the rows in files of parts that a later part replaces."""
+    """Return the rows in the files of the parts, which are not yet committed, that a later part replaces."""
     deleted_rows = []
     for number, part in enumerate(parts[:-1]):
         by_part = [part.find_replaced(later) for later in parts[number + 1 :]]

@@ -107,7 +107,11 @@ class LookupTable:
             raise LookupFailed(f"The copy of the table can no longer be updated: {self._error}") from self._error
 
     def _run(self) -> None:
-        """Follow the changes of the table until the copy is closed or fails."""
+        """Follow the changes of the table until the copy is closed or fails.
+
+        A refused request ends the copy, because its repetition would also be refused. After an error that may pass, the
+        table is read again.
+        """
         while not self._closed.is_set():
             try:
                 self._follow()
@@ -135,7 +139,10 @@ class LookupTable:
         self._loaded.set()
 
     def _follow(self) -> None:
-        """Read the table from the start and then its new rows, until the table must be read from the start again."""
+        """Read the table from the start and then its new rows, until the table must be read from the start again.
+
+        Callers see the earlier copy until all present rows have been read. Later changes are applied to the new copy.
+        """
         rows: dict[Any, dict[str, Any]] = {}
         for batch in iterate(self._reads, EARLIEST, columns=self._columns, wait_s=_WAIT_S):
             if self._closed.is_set():
@@ -221,6 +228,7 @@ def lookup(
             "each column must have one value for each key"
         )
     if not next(iter(lengths)):
+        # Without keys, the scan reads no file, and returns an empty table with the columns.
         return scan(client, table, columns, where=False).to_arrow()
     if len(names) == 1:
         key_filter: dict[str, Any] = {"type": "in", "term": names[0], "values": list(dict.fromkeys(keys[names[0]]))}
@@ -264,7 +272,7 @@ def get_rows(
 
 
 def _to_json(value: Any) -> Any:
-    """Return a key in the form of JSON rows."""
+    """Return a key in the form of JSON rows: bytes in hexadecimal digits, and times with a zone in UTC."""
     match value:
         case Mapping():
             return {name: _to_json(item) for name, item in value.items()}

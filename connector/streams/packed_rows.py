@@ -53,7 +53,10 @@ Hashes, and therefore the shard of a row, depend on the families (`get_family`).
 
 
 class PackedSlice(Protocol):
-    """Consecutive rows of a payload."""
+    """Consecutive rows of a payload, which is an Arrow stream with one batch. `first` is the position of the first row.
+
+    `kinds` has one byte for each row (insert, update or delete), or is empty if all rows are inserts.
+    """
 
     @property
     def payload(self) -> bytes: ...
@@ -233,7 +236,10 @@ def build_key(schema: Schema, names: Sequence[str]) -> RowKey:
 
 
 def _read_header(payload: bytes) -> PackedHeader:
-    """Return the metadata of a payload, without reading its rows."""
+    """Return the metadata of a payload, without reading its rows.
+
+    An Arrow stream begins with a marker of 4 bytes and the length of the message with the schema and its metadata.
+    """
     length = int.from_bytes(payload[4:_PREFIX_BYTES], "little")
     return _read_schema_message(payload[: _PREFIX_BYTES + length])
 

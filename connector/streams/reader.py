@@ -219,7 +219,11 @@ class _Progress(NamedTuple):
 
 
 def _begin(reads: StreamReads, from_: str | int | datetime) -> tuple[str, _Progress | None]:
-    """Return the server's position, and the progress within the files that follow this position."""
+    """Return the server's position, and the progress within the files that follow this position.
+
+    A position of a batch within files consists of the server's position and the three values of `_Progress`. Other
+    starts have no progress.
+    """
     if isinstance(from_, datetime):
         return reads.locate(f"time:{int(from_.timestamp() * 1000)}"), None
     if isinstance(from_, int) or from_.isdecimal():
@@ -245,7 +249,11 @@ class _RowProjection:
         self._changes = reads.changes
 
     def read_files(self, step: FileStep, progress: _Progress | None) -> Iterator[tuple[pa.RecordBatch, _Progress]]:
-        """Yield batches of the rows of files, each with the progress after it."""
+        """Yield batches of the rows of files, each with the progress after it.
+
+        Files are read in the order of their paths. Files before the path of `progress`, and the first rows of the file
+        with this path, were read before and are skipped.
+        """
         if progress is not None and progress.snapshot_id != step.snapshot_id:
             raise InvalidRequest(
                 f"The position is within snapshot {progress.snapshot_id}, and snapshot {step.snapshot_id} follows it: "
@@ -263,7 +271,7 @@ class _RowProjection:
                 yield self._add_kind(batch), _Progress(step.snapshot_id, task.path, read_rows)
 
     def project(self, rows: pa.Table) -> pa.RecordBatch:
-        """Return rows of the log with the columns of the batches."""
+        """Return rows of the log with the columns of the batches, and without the metadata of the log's schema."""
         if self._columns is not None:
             names = [*self._columns, *((CHANGE_TYPE,) if self._changes else ())]
             unknown = [name for name in names if name not in rows.schema.names]

@@ -102,6 +102,8 @@ def conform_rows(rows: pa.RecordBatch, metadata: TableMetadata, kinds: bytes, ke
 def _conform_with_deletes(rows: pa.RecordBatch, schema: Schema, kinds: bytes, key: Sequence[str]) -> pa.RecordBatch:
     """Convert rows to a schema. Rows that delete a key may have null in required columns.
 
+    All columns except the key are first converted as optional. The other rows are then checked for nulls.
+
     Raises:
         Unwritable: Rows do not fit the schema.
     """
@@ -289,7 +291,10 @@ def _encode(
 def _encode_batch(
     batch: pa.RecordBatch, target: WriteTarget, folder: str | None
 ) -> Iterator[tuple[EncodedRows, pa.Table]]:
-    """Yield a file for each partition of the rows, with its rows in the file's order."""
+    """Yield a file for each partition of the rows, with its rows in the file's order.
+
+    A file is removed from the storage in memory after the caller has received its data.
+    """
     storage = target.storage
     assert isinstance(storage, MemoryStorage)
     for partition, row_indexes in target.partitioner.split(batch):

@@ -100,7 +100,7 @@ def _raise_os_errors(location: str) -> Iterator[None]:
 
 
 class _ObjectFile(io.RawIOBase):
-    """A file that reads an immutable object at any position."""
+    """A file that reads an immutable object at any position. Its size is known from the plan."""
 
     def __init__(self, stored_rows: StoredRowsPort, location: str, size_bytes: int) -> None:
         super().__init__()

@@ -185,7 +185,10 @@ class StreamTableWriter:
                 self._change_condition.notify_all()
 
     def _take_parts(self) -> list[_Part]:
-        """Return at least one part for the next request. All parts have the same form."""
+        """Return the parts of the next request: the first waiting part, and later parts within the limits of a request.
+
+        All parts have the same form, JSON lines or Arrow batches, because they are joined to one body.
+        """
         parts = [self._waiting.popleft()]
         rows, size_bytes = parts[0].rows, parts[0].size_bytes
         while self._waiting:
@@ -198,14 +201,20 @@ class StreamTableWriter:
         return parts
 
     def _send(self, content_type: str, body: bytes) -> None:
-        """Send one request, and repeat it until it is acknowledged or refused, or until `timeout_s` has passed."""
+        """Send one request, and repeat it until it is acknowledged or refused, or until `timeout_s` has passed.
+
+        The server recognizes a repeated request by the producer and its sequence number, and adds its rows once.
+        """
         producer = self._producer, self._sequence
         answer = send_rows(self._client, self._table, body, content_type, producer, timeout_s=self._timeout_s)
         self._sequence += 1
         self._add_token(answer["token"])
 
     def _add_token(self, token: str) -> None:
-        """Merge the token of acknowledged rows into the token of the writer."""
+        """Merge the token of acknowledged rows into the token of the writer.
+
+        A token such as `UUID/0:15,1:7` has the UUID of the table, and the offset after the last row of each shard.
+        """
         if not token:
             return
         table_uuid, _, ends = token.partition("/")
@@ -323,5 +332,9 @@ def _join(parts: Sequence[_Part]) -> bytes:
 
 
 def _may_succeed_on_repeat(error: ClientError) -> bool:
-    """Return whether a retry may succeed. After a bug of the server, it cannot succeed."""
+    """Return whether a retry may succeed.
+
+    It cannot succeed after a bug of the server. The statuses 502 to 504 come from a proxy or a busy server. A kind with
+    "Unknown" means that the outcome of the request is unknown.
+    """
     return not isinstance(error, ServerFailed) or error.status in (502, 503, 504) or "Unknown" in error.kind

@@ -76,6 +76,7 @@ class Destination:
         if is_empty and producer_value is None:
             return None
         written_files = written_files.limit_indexes(self.target.storage)
+        # An empty append records the producer's number, and replaces no rows.
         change = {"operation": "append"} if is_empty else self.change
         body: dict[str, Any] = {**change, "branch": self.branch, "summary": dict(summary or {})}
         body |= {"table-uuid": self.target.table_uuid or None, "add": list(written_files.files)}
@@ -101,6 +102,8 @@ def open_destination(
 
     Args:
         mode: `append`, `overwrite` (replaces the rows that match `where`) or `overwrite_partitions`.
+        where: The predicate of `overwrite`, as SQL or as the JSON of an Iceberg expression. Other modes ignore it.
+        branch: The branch to which the write is committed.
 
     Raises:
         ValueError: The mode is unknown.
@@ -120,6 +123,7 @@ def open_destination(
             where = encode_expression(bind_exactly(where, metadata.current_schema))
         change = {"replace": {"filter": where} if mode == OVERWRITE else {"partitions": "written"}}
         change["schema-id"] = metadata.current_schema_id
+        # The server compares later snapshots with this snapshot to detect conflicting commits.
         change["read-snapshot-id"] = None if head is None else head.snapshot_id
     storage = Storage.of_table(engine_table.storage, metadata.location)
     return Destination(table, create_target(metadata, storage, table), branch, change)
@@ -201,7 +205,7 @@ def _write_and_commit(
     summary: Mapping[str, str] | None,
 ) -> dict[str, Any] | None:
     """Write the rows to files, and commit the files."""
-    encode_producer(producer)
+    encode_producer(producer)  # Refuses an invalid producer before any file is written.
     written_files = write_batches(destination.target, to_batches(rows))
     return destination.commit(client, written_files, producer=producer, summary=summary)
 

@@ -171,6 +171,7 @@ def _compute_sizes(
         members = all_buckets[bucket_slice]
         sums[0, members] += partition.files
         for row, amount in ((1, partition.rows), (2, partition.bytes)):
+            # The first buckets get the remainder, so that the sum over all buckets is exact.
             share, remainder = divmod(amount, len(members))
             sums[row, members] += share
             sums[row, members[:remainder]] += 1
@@ -193,7 +194,11 @@ def _compute_sizes(
 
 
 def _find_buckets(field: PartitionField, count: int, spec: PartitionSpec, partition: _PartitionTotals) -> slice | None:
-    """Return the field's buckets that may contain rows of the partition, or None if the key is null."""
+    """Return the field's buckets that may contain rows of the partition, or None if the key is null.
+
+    A bucket number is a hash modulo the number of buckets. If the partition has the bucket v of n buckets, the hashes
+    of its rows equal v modulo gcd(n, count). Each bucket with this remainder may contain its rows.
+    """
     candidates = [candidate for candidate in list_bucket_fields(spec) if candidate.sources == field.sources]
     if not candidates:
         return slice(None)
@@ -369,6 +374,7 @@ def _update(client: SeamarkClient, table: Name, metadata: TableMetadata, fields:
         {"type": "assert-last-assigned-partition-id", "last-assigned-partition-id": metadata.last_partition_id},
         {"type": "assert-default-spec-id", "default-spec-id": metadata.default_spec_id},
     ]
+    # The server replaces the spec id 0. The id -1 selects the spec that was added last.
     updates: list[dict[str, Any]] = [
         {"action": "add-spec", "spec": {"spec-id": 0, "fields": [msgspec.to_builtins(field) for field in fields]}},
         {"action": "set-default-spec", "spec-id": -1},

@@ -132,7 +132,8 @@ class KeyMatcher:
     def _encode_tuples(self, columns: Sequence[pa.Array]) -> Longs:
         """Return a number that identifies the tuple of values of each row, as int64[rows].
 
-        The number is -1 if a value is null, or does not occur in the keys.
+        The number is -1 if a value is null, or does not occur in the keys. Otherwise, the positions of the values among
+        the distinct keys of their columns are the digits of the number.
         """
         total = np.zeros(len(columns[0]), dtype=np.int64)
         for column, kind, values in zip(columns, self._kinds, self._sets, strict=True):
@@ -272,7 +273,11 @@ class Ranks:
         return Ranks(values, np.concatenate([[0], np.cumsum(counts)]) + sample.null_count)
 
     def rank_values(self, column: pa.Array) -> npt.NDArray[np.uint64]:
-        """Return the ranks of a column's values, as uint64[rows]. Each rank is less than 2**RANK_BITS."""
+        """Return the ranks of a column's values, as uint64[rows]. Each rank is less than 2**RANK_BITS.
+
+        The rank of a value is the fraction of the sample rows below the value, scaled to RANK_BITS bits. Rows with the
+        same value count half. A null has the rank of the nulls, which sort first.
+        """
         dictionary_array = column.dictionary_encode()
         low, high = self._count_smaller(dictionary_array.dictionary)
         nulls = int(self.rows_below[0])
@@ -302,7 +307,11 @@ class Ranks:
 
 
 def _to_comparable(values: pa.Array) -> npt.NDArray[np.generic]:
-    """Return the values without nulls as an array that numpy can sort. NaN sorts last."""
+    """Return the values without nulls as an array that numpy can sort. NaN sorts last.
+
+    Dates and times become integers. Values of fixed-size binary and extension types, such as UUIDs, become bytes or
+    strings.
+    """
     kind = values.type
     if pa.types.is_temporal(kind):
         values = values.view(pa.int32() if kind.bit_width == 32 else pa.int64())
@@ -411,6 +420,7 @@ def _group_attributes(points: Points) -> tuple[tuple[int, ...], ...]:
     is_related = np.abs(centered_points.T @ centered_points) >= _GROUP_CORRELATION_MIN * np.outer(norms, norms)
     groups: list[list[int]] = []
     for number in range(points.shape[1]):
+        # An attribute with one rank in all rows has the norm 0 and no correlation, so it forms its own group.
         group = next((group for group in groups if norms[number] and is_related[group[0], number]), None)
         if group is None:
             groups.append([number])

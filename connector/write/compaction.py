@@ -258,6 +258,9 @@ def has_many_deletes(task: ScanTask, shared: Counter[DeleteKey]) -> bool:
 def _rewrite(source_table: OpenTable, batch: Sequence[ScanTask]) -> RewrittenFiles | None:
     """Write the rows of the files to new files. Return None if the new files are not worth a commit.
 
+    They are not worth a commit if they are nearly as many as the old files, and no old file has deletes. The new files
+    are then deleted.
+
     Raises:
         Unreadable: A file cannot be read.
         Unwritable: The rows cannot be written.
@@ -292,6 +295,9 @@ def rewrite_rows(
 ) -> RewrittenFiles:
     """Write the live rows of these files to new files, partition by partition.
 
+    The result has the origin of each new row: the number of the old row if the rows of all files of the batch are
+    numbered consecutively.
+
     Args:
         source_table: The table, with the schema of the new files.
         target: A target of the same schema.
@@ -309,6 +315,7 @@ def rewrite_rows(
         zip([task.path for task in batch], accumulate([0, *(task.records for task in batch)]), strict=False)
     )
     to_encode, parts, counts, keys = list(batch), list[WrittenFiles](), CopyCounts(), read_table_keys(source_table.name)
+    # Encrypted files are written only by the copier, so it also sorts their rows.
     if policy is None and keys is not None and target.ordering is not None:
         policy = replace(CopyPolicy.from_properties(target.properties), sorts=True)
     with discard_on_error(parts, target.storage):
@@ -423,7 +430,8 @@ def _encode(
     """Read the live rows of these files, and encode them in new files.
 
     Args:
-        first_origins: The origins of the first rows of the files, by path.
+        first_origins: The number of the first row of each file among the rows of all files, by path.
+        origins: The log to which the number of the old row of each new row is added.
     """
     names = [field.name for field in source_table.schema.fields]
     names += NAMES if has_lineage_columns(target) else ()

@@ -104,6 +104,8 @@ class CopyPolicy:
 
     Attributes:
         least_bytes: The minimum size of a row group that is copied.
+        target_bytes: The size at which a new file is closed.
+        row_group_bytes: The size of a row group whose rows are encoded.
         keep_order: Whether each old file is rewritten to one new file with its rows in the same order.
         sorts: Whether all rows are encoded and sorted by the table's sort order. Only encrypted files need it.
     """
@@ -199,7 +201,8 @@ class CopyWriter:
     def find_partition(self, tasks: Sequence[ScanTask]) -> Partition | None:
         """Return the partition of these files, or None if no row group can be copied.
 
-        No row group can be copied if all files are small, or if their rows must be partitioned again.
+        No row group can be copied if all files are small, or if their rows must be partitioned again. Small and sorted
+        files are still handled here if one of them is encrypted, because only this writer can write encrypted files.
         """
         self._file_properties.clear()
         are_all_small = all(task.size_bytes < self._policy.least_bytes for task in tasks)
@@ -234,6 +237,9 @@ class CopyWriter:
 
     def write(self, tasks: Sequence[tuple[ScanTask, int]], partition: Partition) -> None:
         """Write the live rows of the files of one partition.
+
+        With `keep_order`, each file is finished before the next file begins. Otherwise, the files of one encryption
+        share their new files, so their columns are required only if they are required in all these files.
 
         Args:
             tasks: The files, each with the origin of its first row.
@@ -299,7 +305,11 @@ class CopyWriter:
         return layout
 
     def _write_file(self, task: ScanTask, origin: int) -> None:
-        """Copy the large row groups of a file, and encode the live rows of its other row groups."""
+        """Copy the large row groups of a file, and encode the live rows of its other row groups.
+
+        All rows of a small file are encoded. With `keep_order`, the rows before a copied row group are encoded first.
+        Otherwise, the rows to encode are collected until the end of the file.
+        """
         if task.size_bytes < self._policy.least_bytes or self._policy.sorts:
             self.counts.encoded["the table has a sort order" if self._policy.sorts else "the file is small"] += 1
             self._encode(task, None, origin)
@@ -339,7 +349,11 @@ class CopyWriter:
         return None if self._keys is None else find_protection(source, self._layout.leaves, self._keys)
 
     def _match(self, source: SourceFile) -> LeafMatch:
-        """Return the old file's column for each column of the new file, or the reason why nothing can be copied."""
+        """Return the old file's column for each column of the new file, or the reason why nothing can be copied.
+
+        The column is -1 if nulls or row lineage values are written instead. A missing column cannot be filled with
+        nulls if readers expect a value: a required column, a column with a default, or a source of a partition field.
+        """
         creator = _WRITER.match(source.footer.created_by or b"")
         if creator and (int(creator[2]), int(creator[3])) < _CORRECT_STATISTICS_SINCE[creator[1]]:
             return LeafMatch((), "an old writer wrote wrong statistics")
@@ -375,7 +389,14 @@ class CopyWriter:
     def _copy(
         self, source: SourceFile, number: int, leaf_match: LeafMatch, task: ScanTask, first_row: int, origin: int
     ) -> None:
-        """Copy a row group to the current file. Columns that the old file does not have are added."""
+        """Copy a row group to the current file. Columns that the old file does not have are added.
+
+        Args:
+            number: The position of the row group in the file.
+            leaf_match: The old file's column for each column of the new file, or -1.
+            first_row: The position of the first row of the row group in the file.
+            origin: The number that the first row of the file has in the log of origins.
+        """
         group = source.footer.groups[number]
         if self._policy.keep_order:
             self._flush()
@@ -398,7 +419,10 @@ class CopyWriter:
         self.counts.copied_bytes += group.size_bytes
 
     def _fill_missing(self, task: ScanTask, first_row: int, rows: int, missing: Sequence[int]) -> Pick:
-        """Return the columns that are not copied, encoded in memory: lineage columns, and nulls for missing columns."""
+        """Return the columns that are not copied, encoded in memory: lineage columns, and nulls for missing columns.
+
+        Row ids are consecutive in most files, so they are stored as differences and without a dictionary.
+        """
         ids = {self._layout.leaves[position].ids[0] for position in missing}
         fields = [field for field in self._target.schema.fields if field.id in ids]
         lineage = self._read_lineage(task, first_row, rows) if self._has_lineage else {}
@@ -425,7 +449,12 @@ class CopyWriter:
         return {name: table.column(position).combine_chunks() for position, name in enumerate(NAMES)}
 
     def _encode(self, task: ScanTask, positions: Longs | None, origin: int) -> None:
-        """Encode the live rows at these positions, together with other buffered rows."""
+        """Add the live rows at these positions to the buffer, and write the buffer when it is full.
+
+        Args:
+            positions: The positions, or None for all rows of the file.
+            origin: The number that the first row of the file has in the log of origins.
+        """
         columns = list(range(len(self._read_plan.names)))
         full_bytes = self._policy.target_bytes if self._policy.sorts else self._policy.row_group_bytes
         for batch in self._reader.read(task, positions):
@@ -438,7 +467,11 @@ class CopyWriter:
                 self._flush()
 
     def _flush(self) -> None:
-        """Write the buffered rows as one row group, or as one sorted file."""
+        """Write the buffered rows as one row group, or as one sorted file.
+
+        A sorted file is divided into row groups. The origins of its rows are sorted together with the rows, as an
+        additional last column.
+        """
         if not self._waiting:
             return
         rows, origins = pa.Table.from_batches(self._waiting), np.concatenate(self._waiting_origins)
@@ -569,12 +602,15 @@ class _OpenFile:
 
 
 def _count_nans(task: ScanTask, source: SourceFile) -> dict[int, int]:
-    """Return the NaN counts of each row group by column id, as far as the counts of the whole file determine them."""
+    """Return the NaN counts of each row group by column id, as far as the counts of the whole file determine them.
+
+    The count 0 of a file is the count of each row group. Another count is known only if one row group has all rows.
+    """
     counts = task.file.get("nan-value-counts") or {"keys": [], "values": []}
     is_single = sum(group.rows > 0 for group in source.footer.groups) == 1
     return {key: count for key, count in zip(counts["keys"], counts["values"], strict=True) if not count or is_single}
 
 
 def _select_written_fields(target: WriteTarget) -> Iterator[Any]:
-    """Yield the fields of the schema for which files have columns."""
+    """Yield the fields of the schema for which files have columns. A field of the type `unknown` has only nulls."""
     return (field for field in target.schema.fields if field.type != UNKNOWN)

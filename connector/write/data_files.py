@@ -200,7 +200,7 @@ class EncryptedFileWriter(FileWriter):
 
 
 def parse_footer(footer: bytes) -> pq.FileMetaData:
-    """Decode a footer with pyarrow."""
+    """Decode a footer with pyarrow, which reads only whole files: the footer, its length, and the magic number."""
     return pq.read_metadata(
         pa.BufferReader(MAGIC + footer + len(footer).to_bytes(END_BYTES - len(MAGIC), "little") + MAGIC)
     )
@@ -323,7 +323,11 @@ def build_writer_options(properties: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _has_repeats(rows: pa.Table, leaf: LeafColumn, limit_bytes: int) -> bool:
-    """Return whether a column has enough repeated values for a dictionary of at most `limit_bytes`, or is nested."""
+    """Return whether a column is written with a dictionary of at most `limit_bytes`.
+
+    This is the case if values are repeated often enough, or if they cannot be counted: nested values, and types that
+    pyarrow cannot count. A small column is counted as a whole, and a large column by a sample.
+    """
     if len(leaf.positions) > 1 or leaf.repeated:
         return True
     column = rows.column(leaf.positions[0])
@@ -401,7 +405,10 @@ def _select_bloom_columns(schema: Schema, properties: Mapping[str, str], leaves:
 
 
 def _choose_bloom_options(columns: Mapping[str, float], properties: Mapping[str, str], rows: int) -> dict[str, Any]:
-    """Return the Bloom filter options for row groups of `rows` rows, within the table's maximum size of a filter."""
+    """Return the Bloom filter options for row groups of `rows` rows, within the table's maximum size of a filter.
+
+    If a filter for all rows is larger than the maximum, it is made for fewer values (`ndv`) at the same rate.
+    """
     bits = parse_int(properties, _BLOOM_BYTES, 1 << 20) * 8
     # A split-block filter sets 8 bits for each value: fpp = (1 - exp(-8 n / bits)) ** 8.
     distinct_values_max = {path: int(-bits / 8 * math.log(1 - fpp ** (1 / 8))) for path, fpp in columns.items()}

@@ -91,6 +91,7 @@ class DeletedRows:
         Raises:
             Unreadable: A delete file cannot be read.
         """
+        # The record counts are an upper bound. The delete files are read only if all rows may be deleted.
         deleted_before = sum(int(file.get("record-count") or 0) for file in self.positional)
         if self.records is None or len(self.positions) + deleted_before < self.records:
             return False
@@ -204,6 +205,10 @@ def _build_removal(file: Mapping[str, Any], path: str) -> dict[str, Any] | None:
     """Return the entry that removes a delete file whose rows a new vector includes.
 
     Return None if the delete file also applies to other data files.
+
+    Args:
+        file: The ContentFile of the delete file. It has a `content-offset` if it is a vector in a Puffin file.
+        path: The path of the data file.
     """
     if file.get("referenced-data-file") != path:
         return None
@@ -288,7 +293,7 @@ def _make_partition_key(rows_of_file: DeletedRows) -> tuple[int, str]:
 
 
 def _write_position_file(target: WriteTarget, rows: Sequence[DeletedRows]) -> dict[str, Any]:
-    """Write one position delete file.
+    """Write one position delete file. It refers to its data file if it has rows of only one.
 
     Args:
         rows: The rows to delete in data files of one partition, sorted by path.

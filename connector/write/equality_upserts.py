@@ -86,7 +86,8 @@ def write_equality_upsert(
 def _select_specs(metadata: TableMetadata, columns: Sequence[str]) -> list[PartitionSpec]:
     """Return the partition specs for which equality deletes must be written to apply to every file of the table.
 
-    A spec with only void fields counts as a spec without fields, as for readers.
+    Equality deletes of a spec without fields apply to all files, so one such spec is sufficient. A spec with only void
+    fields counts as a spec without fields, as for readers. Without such a spec, each spec needs its own delete file.
 
     Raises:
         Unwritable: Every spec has fields, and a field is not derived from the key columns.
@@ -109,6 +110,9 @@ def _select_specs(metadata: TableMetadata, columns: Sequence[str]) -> list[Parti
 
 def _check_partitions_as_int(keys: BatchKeys, spec: PartitionSpec) -> None:
     """Check that each key has the same partition value as a long and as an int (`ranges.find_stored_as_int`).
+
+    If the column was an int, stored rows may have the partition value of the int. An equality delete in the partition
+    of the long does not apply to these rows. The values differ only for keys near the smallest int.
 
     Raises:
         Unwritable: A key has different partition values as a long and as an int.

@@ -156,6 +156,7 @@ class Rank:
         if not isinstance(kind, str):
             raise Unwritable(f"column {field.name} has no primitive type and cannot be the precombine column")
         valid = column.is_valid().to_numpy(zero_copy_only=False)
+        # Types with codes are compared by 64-bit numbers. Both zeros have one code, and NaN is later than all values.
         if has_codes(kind):
             keys = convert_to_keys(column, kind)
             keys = (merge_zeros([keys]) or [keys])[0]
@@ -177,7 +178,8 @@ class Rank:
 def select_latest(groups: Sequence[npt.NDArray[Any]], rank: Rank) -> Longs:
     """Return the ascending positions of the latest rows of all groups, as int64[groups].
 
-    Rows that have equal values in all arrays of `groups` form a group.
+    Rows that have equal values in all arrays of `groups` form a group. Of rows with equal ranks, the last row is the
+    latest.
     """
     if not len(rank.number):
         return np.zeros(0, dtype=np.int64)

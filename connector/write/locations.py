@@ -32,7 +32,11 @@ _DECODINGS_MAX = 3
 
 
 def get_data_folder(location: str, properties: Mapping[str, str]) -> str:
-    """Return the folder that contains all data files of the table."""
+    """Return the folder that contains all data files of the table.
+
+    The property for the data path takes precedence over its older names. One of the older names is used only if the
+    table uses object storage paths.
+    """
     entropy = parse_bool(properties, OBJECT_STORAGE, False)
     path_properties = (DATA_PATH, *(_OLDER_PATHS if entropy else _OLDER_PATHS[1:]))
     folder = next(
@@ -43,6 +47,9 @@ def get_data_folder(location: str, properties: Mapping[str, str]) -> str:
 
 def make_data_location(location: str, properties: Mapping[str, str], partition: str, name: str) -> str:
     """Return the location of a file.
+
+    With object storage paths, the location contains a hash, which distributes the files over many prefixes of the
+    object store.
 
     Args:
         partition: The result of `format_partition_path`. It is empty for an unpartitioned table.
@@ -101,7 +108,10 @@ def _is_plain(text: str) -> bool:
 
 
 def _format_value(transform: str, kind: str, value: Any) -> str:
-    """Return a partition value as text for the path of a file."""
+    """Return a partition value as text for the path of a file.
+
+    Values of the time transforms are numbers of units since 1970. A result of `bucket` or `truncate` is a plain number.
+    """
     name = get_transform_name(transform)
     if value is None or name == VOID:
         return "null"

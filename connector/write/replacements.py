@@ -71,7 +71,8 @@ class Overtaken(Conflict):
     """Raised if a rewrite cannot be committed, because other commits have changed its files.
 
     Attributes:
-        reason: `FILES`, `ROWS`, `RETURNED`, `TABLE` or `ATTEMPTS_USED`.
+        reason: What has changed: `FILES`, `ROWS`, `RETURNED` (rows that were deleted are live again), `TABLE`, or
+            `ATTEMPTS_USED` if every attempt had a conflict.
     """
 
     def __init__(self, reason: str) -> None:
@@ -126,7 +127,7 @@ def build_replacement(
         for delete in task.deletes
         if not delete.get("referenced-data-file") and delete["file-path"] not in used_delete_paths
     }
-    # A replacement does not depend on rows of other files.
+    # A replacement does not depend on rows of other files, so an overwrite has an empty scope.
     return {
         "operation": operation,
         **({} if operation == REPLACE else {"scope": {"partitions": []}}),
@@ -221,7 +222,8 @@ class RewrittenFiles:
     def _group_files(self) -> Iterator[tuple[list[int], list[dict[str, Any]]]]:
         """Yield groups of old and new files such that different groups share no rows.
 
-        Each group consists of the indexes of the tasks of the old files, and the new files.
+        Old files with rows in the same new file get the same group number. Each group consists of the indexes of the
+        tasks of the old files, and the new files.
         """
         first_origins = np.cumsum([0, *(task.records for task in self.tasks)])
         group_numbers = np.arange(len(self.tasks))

@@ -113,6 +113,7 @@ class BatchKeys:
         Args:
             columns: The key columns, in the order of `fields`.
         """
+        # The keys are sorted by the high halves of their hashes. The low halves confirm a match.
         high, low = self._hash_columns(columns)
         ordinals = np.full(len(high), -1, dtype=np.int64)
         if self.count:
@@ -192,6 +193,8 @@ def hash_key_columns(fields: Sequence[Field], columns: Sequence[pa.Array | pa.Ch
 
 def add_both_zeros(fields: Sequence[Field], columns: Sequence[pa.Array]) -> tuple[list[pa.Array], Longs]:
     """Return the key columns with a row for each combination of signs of the zeros in a key.
+
+    An index has different entries for 0.0 and -0.0, but a key with one of them also means the other.
 
     Returns:
         The columns, and the index of each row's key, as int64[rows].
@@ -348,7 +351,7 @@ def find_key_fields(schema: Schema, names: Sequence[str]) -> list[Field]:
         if not isinstance(by_name[name].type, str):
             raise Unwritable(f"column {name} has no primitive type and cannot be a key column")
     fields = [by_name[name] for name in names]
-    build_arrow_schema(Schema(tuple(fields), schema.id))
+    build_arrow_schema(Schema(tuple(fields), schema.id))  # Refuses types that cannot be written.
     return fields
 
 
@@ -480,8 +483,9 @@ class _IndexAnswer:
 def _look_up(client: RowSource, table: OpenTable, keys: BatchKeys, index: IndexDefinition) -> _IndexAnswer | None:
     """Look up the keys in the index.
 
-    Return None if the server does not list all uncovered files, or after a server error. The caller must then read all
-    files of the plan.
+    Return None if the server does not list all uncovered files (files without entries in the index), or after a server
+    error. The caller must then read all files of the plan. A file is also read if the server could not decide whether
+    one of its rows has the key.
     """
     tables: list[pa.Table] = []
     unsure: set[str] = set()

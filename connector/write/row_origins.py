@@ -35,6 +35,7 @@ class RowOrigins:
             origins: int64[rows].
             first_position: The position of the first of the rows.
         """
+        # A run ends where the next origin is not the successor.
         breaks = np.flatnonzero(np.diff(origins) != 1) + 1
         positions = np.concatenate([np.zeros(min(1, len(origins)), dtype=np.int64), breaks])
         return RowOrigins(positions + first_position, origins[positions], np.diff(positions, append=len(origins)))
@@ -64,7 +65,11 @@ class RowOrigins:
 
 
 class OriginLog:
-    """The origins of the rows of a writer's files, by location."""
+    """The origins of the rows of a writer's files, by location.
+
+    Consecutive origins are stored as one run. To limit the memory, the log drops all origins when it has more than
+    `RUNS_MAX` runs, and is then incomplete.
+    """
 
     def __init__(self) -> None:
         self._parts: dict[str, list[RowOrigins]] = {}

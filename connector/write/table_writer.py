@@ -305,7 +305,11 @@ class TableWriter:
             self._flush(key, buffer)
 
     def _should_flush(self, buffer: _PartitionBuffer) -> bool:
-        """Return whether the buffered rows fill a row group, or the remaining part of the file."""
+        """Return whether the buffered rows fill a row group, or the remaining part of the file.
+
+        Before the compression ratio is known, the rows are assumed not to shrink. When they would fill the space, the
+        ratio is measured, and the decision is made again.
+        """
         room = self._file_bytes - buffer.written_bytes
         # If the table has an ordering, all rows of a file are sorted together.
         if self._target.ordering is None:
@@ -428,9 +432,10 @@ class IndexBuilder:
         self.written: list[dict[str, Any]] = []
 
     def add(self, file: Mapping[str, Any], columns: Sequence[Mapping[int, pa.ChunkedArray]] | None) -> None:
-        """Index a data file.
+        """Index a data file. If an index cannot be built for it, the file is left out of this index.
 
         Args:
+            file: The ContentFile of the data file.
             columns: The columns of each row group of the file, by field id. If None, they are read from the file.
         """
         entry = DataFile(file["file-path"], file["file-size-in-bytes"], file["record-count"])

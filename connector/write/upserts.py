@@ -303,6 +303,8 @@ class RowDifference:
 def read_scope(keys: BatchKeys, source_table: OpenTable, parts: int = 1) -> Expression:
     """Return the filter of the rows that a commit of these keys has read.
 
+    The server refuses the commit if a concurrent commit has changed rows that the filter matches.
+
     Args:
         parts: The number of filters in the commit. The length of each filter is limited accordingly.
     """
@@ -328,7 +330,7 @@ def _count_rows(files: Iterable[MatchedRows]) -> int:
 
 
 def _locate_matching(client: SeamarkClient, source_table: OpenTable, where: Expression) -> LocatedKeys:
-    """Locate the rows for which a predicate is true."""
+    """Locate the rows for which a predicate is true. There are no keys, so all rows get the key index 0."""
     reader = TaskReader(
         plan_read(source_table, (), where, positions=True), source_table.storage, keys=source_table.keys
     )
@@ -416,7 +418,10 @@ class _StoredRows:
         return _StoredRows(pa.Table.from_batches(batches, read_plan.arrow), np.concatenate(keys), precombine_field)
 
     def find_later_rows(self, batch: KeyedBatch) -> Mask:
-        """Return for each key whether a stored row is later than the new row, as bool[keys]."""
+        """Return for each key whether a stored row is later than the new row, as bool[keys].
+
+        New and stored rows are ranked together, because only ranks of one ranking can be compared.
+        """
         has_later_row = np.zeros(batch.keys.count, dtype=np.bool_)
         if self.by is not None:
             values = pa.concat_arrays([read_column(batch.rows, self.by), read_column(self.rows, self.by)])
@@ -470,6 +475,9 @@ def write_change(
     mode: str,
 ) -> RowChange:
     """Write the files of a change. If an error occurs, delete the written files.
+
+    With copy-on-write, the files with rows to delete are rewritten without these rows. With merge-on-read, delete files
+    and files with the new rows are added.
 
     Args:
         scope: A filter of the rows that were read.

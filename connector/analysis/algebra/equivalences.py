@@ -174,7 +174,8 @@ def iter_period_semi_joins(
 def iter_range_semi_joins(reference: ColumnReference, limits: Sequence[Limit], partner: Relation) -> Iterator[SemiJoin]:
     """Yield the semi-joins of a column that is less or greater than columns of one row of the partner.
 
-    The first lower limit and the first upper limit are combined into a range with both ends.
+    The first lower limit and the first upper limit are combined into a range with both ends. If the columns of the
+    range do not come from one table, each limit is tried separately.
     """
     lower = [limit for limit in limits if limit.op in _LOWER]
     upper = [limit for limit in limits if limit.op in _UPPER]

@@ -176,7 +176,11 @@ class FileAssembler:
         self.rows += rows
 
     def _keep_key_values(self, source: SourceFile) -> None:
-        """Keep the key-values that are equal in all old files. Keep a schema only if it describes the new columns."""
+        """Keep the key-value pairs that are equal in this and all earlier old files.
+
+        A pair with a schema of the file, as Spark and Arrow store it, is kept only if the new file has the same
+        columns.
+        """
         is_same = [leaf.names for leaf in source.leaves] == [leaf.names for leaf in self.leaves]
         key_values = {key: value for key, value in source.footer.key_values if is_same or key not in _SCHEMAS}
         common = key_values if self._key_values is None else self._key_values
@@ -268,7 +272,11 @@ class FileAssembler:
             raise pick.source.make_unreadable_error(str(error)) from None
 
     def close(self) -> bytes:
-        """Write the page indexes and the footer, make the file durable, and return the footer before its encryption."""
+        """Write the page indexes and the footer, make the file durable, and return the footer before its encryption.
+
+        The page indexes are written after all row groups, and their offsets are entered in the column chunks. An
+        encrypted file contains the footer with encrypted column chunks.
+        """
         parts = [part for group in self._groups for part in group.parts]
         for name, module in (("column_index", Module.COLUMN_INDEX), ("offset_index", Module.OFFSET_INDEX)):
             for part in parts:
@@ -334,7 +342,13 @@ def _divide_into_runs(
 ) -> list[tuple[Run, Longs]]:
     """Divide the chunks into runs of contiguous bytes, in the order of the file.
 
+    The runs are built from the last to the first, so that each run can take the end of the contiguous runs after it
+    (`reach`), up to which the file may be read ahead.
+
     Args:
+        pick: The columns to copy from a row group.
+        group: The row group.
+        columns: The indexes of the chunks in the row group.
         is_changed: Whether the encryption of each column changes, as bool[columns]. The chunk of a column whose
             encryption changes is a separate run.
 
@@ -356,7 +370,11 @@ def _divide_into_runs(
 
 
 def _translate_sorting(picks: Sequence[Pick]) -> Any:
-    """Return the sorting columns of the first pick's row group, up to the first column that is not copied."""
+    """Return the sorting columns of the first pick's row group, up to the first column that is not copied.
+
+    Rows are sorted by a later column only within equal values of the earlier columns, so the later columns are left
+    out.
+    """
     pick = picks[0]
     # The value of a list is a pair of the type of its items and the items.
     kind, columns = pick.source.footer.groups[pick.group].fields.get(SORTING, (0, None))

@@ -80,7 +80,11 @@ def list_leaves(footer: ParquetFooter) -> list[Leaf]:
 
 
 def _read_leaves(footer: ParquetFooter) -> list[Leaf]:
-    """Return the leaf columns of a footer's schema in their order."""
+    """Return the leaf columns of a footer's schema in their order.
+
+    The schema is a list of its nodes in depth-first order. The first node is the root, and each group has the number of
+    its children.
+    """
     elements = footer.elements
     if not elements:
         raise ValueError("the file has no schema")
@@ -196,7 +200,10 @@ class LeafMatch(NamedTuple):
 
 
 def match_leaves(target: Sequence[Leaf], leaves: Sequence[Leaf]) -> LeafMatch:
-    """Match the leaf columns of a file with those of a target."""
+    """Match the leaf columns of a file with those of a target by the field ids on their paths.
+
+    Nothing can be copied if an id is missing or repeated, or if a column has another type or structure than the target.
+    """
     if repeated_ids := [ids for ids, count in Counter(leaf.ids for leaf in leaves).items() if count > 1]:
         return LeafMatch((), f"the file has several columns with the field ids {repeated_ids[0]}")
     if any(leaf.ids[0] is None for leaf in leaves):

@@ -116,6 +116,9 @@ def check_deletes(source: SourceFile, column_ids: Collection[int]) -> None:
 def find_protection(source: SourceFile, leaves: Sequence[Leaf], keys: ParquetKeys) -> FileProtection | None:
     """Return the encryption of a new file with rows of `source`, or None if the new file is not encrypted.
 
+    Each new column has the protection of the column with the same field ids. A column that the file does not have gets
+    the protection that `find_scheme` chooses for the index -1.
+
     Args:
         source: The file from which the rows come.
         leaves: The leaf columns of the new file.

@@ -137,7 +137,13 @@ def reencrypt(chunk: EncryptedChunk, view: View, sink: Sink) -> MovedPages:
 def _read_header(chunk: EncryptedChunk, view: View, offset: int, page: int | None) -> tuple[bytes, int]:
     """Return the page header at `offset`, and its size in the file.
 
+    The size of an encrypted header is stored before the header. The end of an unencrypted header follows only from its
+    decoding.
+
     Args:
+        chunk: The chunk that contains the page.
+        view: Returns a view of bytes of the file.
+        offset: The offset of the header in the file.
         page: The ordinal of the page, or None for a dictionary page.
     """
     remaining_bytes = chunk.end - offset

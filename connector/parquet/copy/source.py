@@ -199,7 +199,7 @@ class SourceFile:
         group_rows = sum(group.rows for group in footer.groups)
         if footer.rows != group_rows:
             raise ValueError(f"the footer states {footer.rows} rows, but the row groups have {group_rows} rows")
-        # The remaining columns have no pages, and are never copied.
+        # Row groups without rows have no pages, and are never copied.
         groups = [group for group in footer.groups if group.rows]
         for group in groups:
             self._check_group(group)
@@ -250,7 +250,8 @@ class SourceFile:
     def read_bloom(self, group: RowGroup, column: int) -> tuple[bytes, bytes] | None:
         """Return the header and the bits of a Bloom filter, or None if the chunk has no Bloom filter.
 
-        Older writers do not store the length of a Bloom filter in the footer.
+        Older writers do not store the length of a Bloom filter in the footer. The length is then taken from the header.
+        The header and the bits of an encrypted Bloom filter are encrypted separately.
         """
         if not group.has("bloom")[column]:
             return None
@@ -322,6 +323,8 @@ class SourceFile:
 
     def copy(self, run: Run, sink: Sink) -> None:
         """Copy a run to the sink, and check its pages.
+
+        A page is checked by its header: the pages of a chunk must fill the chunk and have its number of values.
 
         Raises:
             Unreadable: The file cannot be read.

@@ -97,6 +97,8 @@ class OpenedFooter(NamedTuple):
 def is_signed(footer: bytes) -> bool:
     """Return whether an unencrypted footer belongs to a file with encrypted columns.
 
+    Only the footer of such a file has a field for the encryption algorithm or for the key of its signature.
+
     Raises:
         ValueError: The footer is invalid.
     """
@@ -168,7 +170,16 @@ def open_footer(data: bytes, keys: FileKeys, *, encrypted: bool) -> OpenedFooter
 
 
 def _read_algorithm(value: tuple[int, object], keys: FileKeys) -> tuple[int, bytes | None, bool]:
-    """Return the id of the algorithm, the AAD of the file, and whether the AAD has a prefix."""
+    """Return the id of the algorithm, the AAD of the file, and whether the AAD has a prefix.
+
+    The AAD is additional data that is authenticated with each encrypted part, so that parts of other files cannot be
+    inserted. It consists of an optional prefix and the unique id of the file. A file may leave its prefix to the
+    reader.
+
+    Args:
+        value: The type and the decoded value of the field `encryption_algorithm`.
+        keys: The keys, which have the prefix of such a reader.
+    """
     kind, union = value
     if kind != STRUCT or not isinstance(union, dict) or len(union) != 1:
         raise ValueError("the file has no encryption algorithm")
@@ -197,7 +208,10 @@ class _FooterDecoder:
         self.keys: dict[str, bytes] = {}
 
     def strip_encryption(self, data: bytes) -> bytes:
-        """Return the FileMetaData in the form for an unencrypted file."""
+        """Return the FileMetaData in the form for an unencrypted file.
+
+        The fields of the encryption are left out, and the metadata of all columns is decrypted.
+        """
         spans, _ = _footer.spans(data, 0)
         fields: Raw = {
             number: (kind, data[begin:end])
@@ -332,7 +346,10 @@ class FileEncryption:
         """Create the ciphers of the file.
 
         Args:
+            footer: The key of the footer.
+            columns: The key of each leaf column: `footer` itself, its own key, or None for an unencrypted column.
             signed: Whether the footer is signed instead of encrypted.
+            ctr_pages: Whether pages are encrypted with AES-CTR, which has no tag, instead of AES-GCM.
             aad_prefix: The AAD prefix, which is stored in the file.
 
         Raises:
@@ -364,7 +381,11 @@ class FileEncryption:
         return MAGIC if self.signed else ENCRYPTED_MAGIC
 
     def encrypt_chunk(self, chunk: bytes, group: int, column: int, path: Sequence[bytes]) -> bytes:
-        """Return an encoded ColumnChunk with key metadata, and with only the metadata that all readers may see."""
+        """Return an encoded ColumnChunk with key metadata, and with only the metadata that all readers may see.
+
+        An encrypted footer already protects the metadata of columns with the footer's key. The metadata of other
+        columns is encrypted separately. A signed footer also contains it without statistics, for readers without keys.
+        """
         key, cipher = self._columns[column], self.ciphers[column]
         if key is None or cipher is None:
             return chunk
@@ -396,7 +417,10 @@ class FileEncryption:
         return fields
 
     def encode_footer(self, footer: bytes) -> bytes:
-        """Return the encrypted or signed footer, with its length and the magic number."""
+        """Return the encrypted or signed footer, with its length and the magic number.
+
+        An encrypted footer follows a structure (FileCryptoMetaData) with the algorithm and the key metadata.
+        """
         if self.signed:
             data = footer + self._cipher.compute_signature(footer)
         else:

@@ -91,6 +91,8 @@ class KeyReference(NamedTuple):
 def unwrap_file_key(material: KeyMaterial, wrapper: KeyWrapper) -> bytes:
     """Return the key of a file.
 
+    With double wrapping, the master key wraps only a key encryption key (KEK), which wraps the key of the file.
+
     Raises:
         KeyUnavailable: The key cannot be unwrapped.
     """
@@ -112,7 +114,13 @@ def unwrap_file_key(material: KeyMaterial, wrapper: KeyWrapper) -> bytes:
 def wrap_file_key(key: bytes, reference: KeyReference, wrapper: KeyWrapper, *, footer: bool) -> bytes:
     """Wrap a key, and return its key metadata.
 
+    With double wrapping, a new key encryption key (KEK) wraps the key, and the master key wraps the KEK. Only the
+    metadata of the footer's key names the key service.
+
     Args:
+        key: The key of a footer or a column.
+        reference: The master key, and the way in which keys are wrapped.
+        wrapper: The key service.
         footer: Whether the key is the key of a footer.
 
     Raises:

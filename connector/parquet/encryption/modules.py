@@ -32,7 +32,7 @@ _FIRST_BLOCK = b"\0\0\0\1"
 
 
 class Module(IntEnum):
-    """A kind of module. The values are those of parquet-format."""
+    """A kind of module: a part of a file that is encrypted separately. The values are those of parquet-format."""
 
     FOOTER = 0
     COLUMN_METADATA = 1
@@ -127,7 +127,10 @@ class ChunkCipher:
 
     @property
     def uncounted_bytes(self) -> int:
-        """The number of bytes of a page in the file that the size in its header does not include."""
+        """The number of bytes of a page in the file that the size in its header does not include.
+
+        Only DuckDB, whose files have no AAD, leaves the length, the nonce and the tag out of the size.
+        """
         return OVERHEAD_BYTES if self._file_aad is None else 0
 
     def encrypt(self, module: Module, plaintext: Plain, page: int | None = None) -> bytes:
@@ -151,7 +154,9 @@ class ChunkCipher:
         """Decrypt a module.
 
         Args:
+            module: The kind of the module.
             data: The module, including its length.
+            page: The ordinal of the page if the module belongs to a data page.
 
         Raises:
             Undecryptable: The key is wrong, or the bytes were changed or moved.

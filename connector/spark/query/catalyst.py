@@ -196,7 +196,7 @@ class Catalyst:
         return bool(plan.containsPattern(self._statics.plan_expression))
 
     def leaves(self, plan: Node) -> list[Node]:
-        """Return the leaves of the plan and of its subqueries."""
+        """Return the leaves of the plan and of its subqueries: the nodes without children, such as tables."""
         return [leaf for query in (plan, *to_list(plan.subqueriesAll())) for leaf in to_list(query.collectLeaves())]
 
     def find_aliased_leaves(self, plan: Node, read_leaf: Callable[[str], T | None]) -> Iterator[tuple[Node, T | None]]:
@@ -279,7 +279,8 @@ class Catalyst:
     def simplify(self, plan: Node) -> Node:
         """Return a plan that has the same rows for any data, but joins in place of subqueries.
 
-        Conditions are pushed down to the tables.
+        Conditions are pushed down to the tables. Rules of Spark's optimiser are applied until the plan no longer
+        changes, at most `_ROUNDS_MAX` times.
         """
         for rule in _FIRST_RULES:
             plan = self._apply(rule, plan)

@@ -91,6 +91,9 @@ class QueryOverCube:
     def run(self, spark: SparkSession) -> DataFrame:
         """Return the DataFrame of the query.
 
+        The groups are a temporary view while Spark analyses the query. The names of the result are those of the
+        original query, which is analysed but not run.
+
         Raises:
             NotFromCube: The types of the result differ from those of the original query.
             PySparkException: Spark does not accept the query.

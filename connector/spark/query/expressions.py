@@ -217,7 +217,10 @@ class SparkExpressions:
         return self._write_in(node.right(), elements) if values and len(elements) == len(values) else hide()
 
     def _write_like(self, node: Node, kind: str) -> exp.Expr:
-        """Write LIKE, `startswith`, `contains` or `endswith` (`kind` is Spark's name of the predicate)."""
+        """Write LIKE, `startswith`, `contains` or `endswith` (`kind` is Spark's name of the predicate).
+
+        `contains` and `endswith` become LIKE. The special characters of LIKE in their text are escaped.
+        """
         side, pattern = self._write_text(node.left()), self._leaves.read_constant(node.right())
         if side is None or pattern is None or pattern.kind != "text":
             return hide()
@@ -319,7 +322,11 @@ class SparkExpressions:
         return self.write_value(node) if self._catalyst.read_type(node) == "string" else None
 
     def _write_arithmetic(self, node: Node, kind: str) -> exp.Expr | None:
-        """Write +, -, * or a negation of numbers, if an overflow is an error or null."""
+        """Write +, -, * or a negation of numbers, if an overflow is an error or null.
+
+        Otherwise, Spark's result may wrap around and meet a condition that the exact result does not meet. Decimals
+        with the maximum precision are left out, because Spark may round them.
+        """
         result = self._catalyst.read_type(node)
         precision = _DECIMAL.fullmatch(result)
         if result not in _DIGITS and (precision is None or int(precision[1]) >= _PRECISION_MAX):

@@ -26,6 +26,8 @@ _SCHEMA = ", ".join(f"{name} bigint" for name in get_type_hints(StatementResult)
 def run_maintenance(spark: SparkSession, statement: TableStatement) -> DataFrame | None:
     """Run a statement that maintains the files of a table, and return the counts of the job in one row.
 
+    Spark then reloads the table, because its cached metadata may have the old files.
+
     Returns:
         The counts, or None if the table is not in a catalog of Seamark.
 

@@ -25,6 +25,8 @@ class TermPeriod(NamedTuple):
 def find_period(catalyst: Catalyst, node: Node) -> TermPeriod | None:
     """Return the period that an expression represents, or None if it does not represent a period.
 
+    Supported are `year(c)`, also as a bigint, `trunc(c, unit)` of a date, and a cast of a time to its day.
+
     The period of an instant is a period in UTC.
     """
     kind = catalyst.find_kind(node)

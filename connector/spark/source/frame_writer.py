@@ -89,7 +89,10 @@ def _dispatch(original: Callable[..., None], replacement: Callable[..., None]) -
 
 @contextmanager
 def convert_refusals() -> Iterator[None]:
-    """Convert errors with which Seamark refuses a write to an AnalysisException with the same message."""
+    """Convert errors with which Seamark refuses a write to an AnalysisException with the same message.
+
+    An error in a Spark task arrives as text in an error of Spark. The message of Seamark is taken from this text.
+    """
     try:
         yield
     except (Unwritable, ValueError, ClientError) as error:

@@ -65,6 +65,12 @@ class SinkOptions:
     def parse(raw_options: Mapping[str, str], schema: StructType, *, overwrite: bool, streaming: bool) -> SinkOptions:
         """Parse the options of a writer.
 
+        Args:
+            raw_options: The options of the user. Spark may change the case of their names.
+            schema: The columns of the rows to write.
+            overwrite: Whether the mode is `overwrite`. Only this mode allows a choice of the replaced rows.
+            streaming: Whether a streaming query writes. Spark then adds its own options, which are also allowed.
+
         Raises:
             InvalidRequest: Options are unknown, or cannot be combined.
             Unwritable: Columns do not fit the table.
@@ -113,7 +119,11 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return _write_files(self._options.into, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Commit the files of a batch, unless the table already contains the batch."""
+        """Commit the files of a batch, unless the table already contains the batch.
+
+        The commit stores the id of the query and the number of the batch. When Spark repeats a batch after a failure,
+        the server recognizes it by these two values.
+        """
         # Spark creates a new writer for the commit. By then, the name may refer to another table.
         table_uuid = self._options.into.target.table_uuid
         if any(isinstance(message, SinkCommit) and message.table_uuid != table_uuid for message in messages):

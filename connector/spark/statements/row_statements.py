@@ -115,7 +115,11 @@ class RowStatementReader:
         return node
 
     def _copy_with_merge_on_read(self, table: Node) -> Node:
-        """Return a copy of Spark's table with the mode merge-on-read. Spark rewrites its statements to row changes."""
+        """Return a copy of Spark's table with the mode merge-on-read.
+
+        In this mode, Spark rewrites a MERGE, UPDATE or DELETE to a query that returns the changed rows. The copy has
+        its own metadata in memory, so the properties of the stored table do not change.
+        """
         iceberg = table.table()
         operations = iceberg.operations()
         properties = self._builder.find_class("java.util.HashMap")(operations.current().properties())

@@ -24,7 +24,8 @@ def _translate_field(expressions: Expressions, node: exp.Expr, scope: NameScope)
 def _translate_element(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     """Translate `list[1]`, `map['key']` and `element_at`.
 
-    An element that does not exist is null for `element_at`, and an error for the brackets.
+    An element that does not exist is null for `element_at`, and an error for the brackets. Negative positions, which
+    count from the end, are allowed only in `element_at`.
     """
     check_args(node, frozenset(("this", "expressions", "offset", "safe")))
     value = expressions.translate_value(node.this, scope)

@@ -51,7 +51,7 @@ def _translate_split_part(expressions: Expressions, node: exp.Expr, scope: NameS
 
 
 def _translate_concat_with_separator(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
-    """Translate `concat_ws`. Null arguments are left out, and a null separator gives null."""
+    """Translate `concat_ws`. In both engines, null arguments are left out, and a null separator gives null."""
     check_args(node, frozenset(("expressions", "safe", "coalesce")))
     values = [
         require_type(argument, VARCHAR, node) for argument in expressions.translate_values(node.expressions, scope)

@@ -29,7 +29,11 @@ _NUMBER_MAX = 1_000_000
 
 
 def translate_window(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
-    """Translate a function with OVER."""
+    """Translate a function with OVER.
+
+    Ranks and shifts (`lag`, `lead`) need an order and have no frame. The result is cast to Trino's type, because DuckDB
+    returns other integer types. A sum of decimals has its own translation, which detects an overflow.
+    """
     check_args(node, frozenset(("this", "partition_by", "order", "spec", "over")))
     function, order, spec = node.this, node.args.get("order"), node.args.get("spec")
     kind: SqlType

@@ -305,7 +305,11 @@ def _read_groups(
 
 
 def _find_condition(reads: Sequence[PlannedTableRead], cube: IndexDefinition, cube_query: CubeQuery) -> Expression:
-    """Return a condition that is true for each group that the query needs."""
+    """Return a condition that is true for each group that the query needs.
+
+    It consists of the filter of the facts, and of the filters of replaced tables. The columns of the latter are renamed
+    to the columns of the groups that contain their attributes.
+    """
     parts = [to_group_condition(reads[cube_query.facts].where, cube.terms)]
     for number, attributes in cube_query.attributes.items():
         fields = {field.id: field.name for field in reads[number].named.open_table.schema.fields}
@@ -323,7 +327,10 @@ def _find_condition(reads: Sequence[PlannedTableRead], cube: IndexDefinition, cu
 
 
 def _select_groups(batch: pa.RecordBatch, condition: Expression, columns: Sequence[str]) -> pa.Table:
-    """Return columns of the groups that meet a condition. The query evaluates its own conditions again."""
+    """Return columns of the groups that meet a condition. The query evaluates its own conditions again.
+
+    Groups are not filtered if they are few or the condition is long, because filtering would take longer than it saves.
+    """
     groups = pa.Table.from_batches([batch])
     if condition != TRUE and groups.num_rows >= FILTERED_GROUPS_MIN and not is_longer(condition, _CONDITION_VALUES_MAX):
         ids = {predicate.column_id for predicate in collect_predicates(condition)}
@@ -358,7 +365,10 @@ def _reads_whole_file(task: ScanTask) -> bool:
 
 
 def _convert_uuids(groups: pa.Table, cube: IndexDefinition, columns: Sequence[str]) -> pa.Table:
-    """Return the groups with Arrow's type for UUIDs, so that DuckDB reads them as UUIDs."""
+    """Return the groups with Arrow's type for UUIDs, so that DuckDB reads them as UUIDs.
+
+    The column `d3` has the values of the cube's term 3. Columns of measures begin with another letter.
+    """
     for number, name in enumerate(columns):
         if name.startswith("d") and cube.terms[int(name[1:])].kind == "uuid":
             chunks = [pa.ExtensionArray.from_storage(pa.uuid(), chunk) for chunk in groups[name].chunks]

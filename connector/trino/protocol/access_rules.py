@@ -95,6 +95,10 @@ class _Query(msgspec.Struct, rename="camel"):
 def check_access(answer: bytes, inputs: PlanInputs) -> RuleDecision:
     """Decide whether a rewritten statement may return its rows.
 
+    The rules are unknown if the description lacks a table that the statement reads. Pruning is forbidden if a rule
+    hides rows or values by which files were pruned, or if Trino requires a condition on partition columns. An EXPLAIN
+    is also forbidden if any rule is in force, because it shows the files that are read.
+
     Args:
         answer: Trino's response to `GET /v1/query/{id}?pruned=true`.
         inputs: The tables and columns by which files were pruned.

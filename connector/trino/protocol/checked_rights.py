@@ -28,7 +28,9 @@ _IGNORED_HEADERS = frozenset(
 
 
 class CheckedRights:
-    """Keyed hashes of the headers and texts of checks that have succeeded. An instance belongs to one event loop.
+    """Remembers the checks of rights that have succeeded. An instance belongs to one event loop.
+
+    Only keyed hashes of the headers and texts of the checks are stored, so that the memory contains no passwords.
 
     Args:
         remembered_s: The time in seconds for which a check is not repeated. 0 means that each statement is checked.

@@ -264,7 +264,10 @@ def make_response_headers(answer: aiohttp.ClientResponse, extra_headers: Mapping
 async def _send_to_client(
     request: web.BaseRequest, answer: aiohttp.ClientResponse, extra_headers: Mapping[str, str]
 ) -> web.StreamResponse:
-    """Send the coordinator's response to the client."""
+    """Send the coordinator's response to the client.
+
+    A small response is sent as a whole. The chunks of other responses are sent as they arrive.
+    """
     headers = make_response_headers(answer, extra_headers)
     try:
         first_bytes = await answer.content.readany()
