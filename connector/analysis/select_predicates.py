@@ -78,7 +78,10 @@ class PredicateReader:
         return self._reader.read(node, self._names.resolve_stored, self._names.find_kind)
 
     def build_condition_on(self, node: exp.Expr, columns: frozenset[ColumnReference]) -> Condition | None:
-        """Return the condition on only `columns` that is true for each row for which `node` is true."""
+        """Return the condition on only `columns` that is true for each row for which `node` is true.
+
+        Parts of `node` with other columns are left out, so the condition may also be true for further rows.
+        """
 
         def resolve(column: exp.Column) -> ColumnReference | None:
             reference = self._names.resolve(column)
@@ -206,7 +209,12 @@ class PredicateReader:
                         yield from self._read_values_beside(column, op, self._queries.get(id(inner)))
 
     def _read_values_in(self, columns: Sequence[exp.Expr], query: Relation | None) -> Iterator[Condition]:
-        """Yield conditions on columns that must together equal the columns of one row of the query."""
+        """Yield conditions on columns that must together equal the columns of one row of the query.
+
+        Args:
+            columns: The columns, in the order of the query's columns. An expression that is not a column is skipped.
+            query: The subquery, or None if it is not analysed. Then the result is empty.
+        """
         names = None if query is None else query.list_names()
         if query is None or names is None or len(names) != len(columns):
             return
@@ -223,7 +231,15 @@ class PredicateReader:
             yield from list_partner_conditions(pairs, query)
 
     def _read_values_beside(self, column: exp.Expr, op: str, query: Relation | None) -> Iterator[SemiJoin]:
-        """Yield semi-joins for a column that must be less or greater than the column of one row of the query."""
+        """Yield semi-joins for a column that must be less or greater than the column of one row of the query.
+
+        A semi-join is a condition that only values found in another relation can meet.
+
+        Args:
+            column: The left side of the comparison.
+            op: One of <, <=, >, >=.
+            query: The subquery on the right side, which must have a single column.
+        """
         names = None if query is None else query.list_names()
         reference = self._names.resolve_node(column)
         name = names[0] if names is not None and len(names) == 1 else None
@@ -262,7 +278,14 @@ class PredicateReader:
     # Periods
 
     def _read_period_values(self, node: exp.Expr, visible_sources: frozenset[int] | None) -> Iterator[SemiJoin]:
-        """Yield semi-joins for columns whose day, month, year or hour equals a value of another source."""
+        """Yield semi-joins for columns whose day, month, year or hour equals a value of another source.
+
+        Both sides of each `=` are tried as the expression of the period.
+
+        Args:
+            node: The condition, whose parts are joined by AND.
+            visible_sources: The sources to which `node` may refer, or None for all sources.
+        """
         for part in split_conjunction(node):
             sides = (part.this, part.expression) if type(part) is exp.EQ else ()
             for side, other in zip(sides, reversed(sides), strict=True):
@@ -307,7 +330,14 @@ class PredicateReader:
         return None if literal is None else get_literal_class(literal)
 
     def _read_range_values(self, node: exp.Expr, visible_sources: frozenset[int] | None) -> Iterator[SemiJoin]:
-        """Yield semi-joins for columns that are less or greater than columns of another source."""
+        """Yield semi-joins for columns that are less or greater than columns of another source.
+
+        All limits of a column by the same source give one range, such as both sides of BETWEEN.
+
+        Args:
+            node: The condition, whose parts are joined by AND.
+            visible_sources: The sources to which `node` may refer, or None for all sources.
+        """
         limits: dict[tuple[ColumnReference, int], list[Limit]] = {}
         for part in split_conjunction(node):
             for left, op, right in self._read_inequalities(part):
