@@ -39,7 +39,11 @@ class NamedSource:
 
 @dataclass(frozen=True, eq=False)
 class ParsedJoin:
-    """A join in FROM, as it was parsed. `keeps_left` and `keeps_right` have the same meaning as in `SourceJoin`."""
+    """A join in FROM, as it was parsed.
+
+    `keeps_left` and `keeps_right` say whether the join keeps rows of that side without a partner.
+    `using` has the column names of USING.
+    """
 
     left: ParsedTree
     right: ParsedTree
@@ -67,7 +71,14 @@ def iter_joins(tree: ParsedTree | None) -> Iterator[ParsedJoin]:
 
 
 def build_join_tree(tree: ParsedTree, predicate_on: Callable[[ParsedJoin], Predicate]) -> JoinTree:
-    """Return a join tree of the algebra for a parsed join tree."""
+    """Return a join tree of the algebra for a parsed join tree.
+
+    A join without ON and USING has a predicate that is always true.
+
+    Args:
+        tree: The parsed tree. A number is the position of a single source in FROM.
+        predicate_on: Returns the predicate of a join with ON or USING.
+    """
     if isinstance(tree, int):
         return tree
     left, right = build_join_tree(tree.left, predicate_on), build_join_tree(tree.right, predicate_on)
