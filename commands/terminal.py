@@ -158,6 +158,7 @@ def show_count(count: int, noun: str, verb: str = "") -> str:
 def show_size(count: int) -> str:
     """Return a size as text, in a suitable unit of powers of 1024 bytes.
 
+    A size below 100 units has one digit after the point, unless it is a whole number.
     The web console uses the same form (`format.js`).
     """
     size, units = float(count), iter(_SIZE_UNITS)

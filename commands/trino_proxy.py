@@ -321,7 +321,8 @@ class _Answer(NamedTuple):
     def is_from(self, name: str) -> bool:
         """Return whether the answer can come from a server with this name.
 
-        If another server in front of it answers, for example with 401, the function returns True too.
+        If another server in front of it answers, for example with 401, the function returns True too. Only a successful
+        answer of Trino has a body to check, which contains `nodeVersion`.
         """
         return self.status != 404 and (name != "Trino" or self.status != 200 or b'"nodeVersion"' in self.body)
 

@@ -135,7 +135,11 @@ class WorkerParent:
         self._children: set[int] = set()
 
     def serve(self) -> None:
-        """Handle the messages of the server until it closes the socket."""
+        """Handle the messages of the server until it closes the socket.
+
+        A message starts a child for a statement, or kills a child. When the server closes the socket, the message is
+        empty, and all children are killed.
+        """
         while True:
             try:
                 message, descriptors, *_ = socket.recv_fds(self._control, CONTROL.size, 2)
@@ -153,7 +157,12 @@ class WorkerParent:
                 os.kill(pid, signal.SIGKILL)
 
     def _start(self, request_fd: int, answer_fd: int) -> None:
-        """Fork a child for a statement, and send its id to the server."""
+        """Fork a child for a statement, and send its id to the server.
+
+        Args:
+            request_fd: The file descriptor of the request. Only the child keeps it open.
+            answer_fd: The file descriptor of the answer. Only the child keeps it open.
+        """
         pid = os.fork()
         if pid == 0:
             try:
@@ -176,7 +185,16 @@ class WorkerParent:
 
 
 def _run_child(request_fd: int, answer_fd: int, *, memory_bytes: int, time_s: float) -> None:
-    """Run one statement in the child process, and exit."""
+    """Run one statement in the child process, and exit.
+
+    A further thread ends the process when the server closes its end of the request.
+
+    Args:
+        request_fd: The file descriptor from which the child reads the request, as one line of JSON.
+        answer_fd: The file descriptor to which the child writes the answer.
+        memory_bytes: The maximum memory of the statement.
+        time_s: The maximum run time in seconds.
+    """
     os.setsid()
     os.dup2(request_fd, 0)
     os.dup2(2, 1)  # Libraries that print must not damage the frames.
@@ -191,7 +209,10 @@ def _run_child(request_fd: int, answer_fd: int, *, memory_bytes: int, time_s: fl
 
 
 def restrict_process(*, memory_bytes: int, time_s: float) -> None:
-    """Permanently limit the resources of this process."""
+    """Permanently limit the resources of this process.
+
+    The limit of CPU time is the run time on all CPUs. No file may grow, and no file may be changed.
+    """
     os.nice(_NICE)
     os.umask(0o077)
     cpu_s = int(time_s * (os.cpu_count() or 1)) + 1
@@ -202,6 +223,7 @@ def restrict_process(*, memory_bytes: int, time_s: float) -> None:
         (resource.RLIMIT_NOFILE, _FILES_MAX),
     ):
         hard_limit = resource.getrlimit(resource_kind)[1]
+        # A zero means that there is no limit, except for the size of written files, where it forbids them.
         if limit or resource_kind == resource.RLIMIT_FSIZE:
             soft_limit = limit if hard_limit == resource.RLIM_INFINITY else min(limit, hard_limit)
             resource.setrlimit(resource_kind, (soft_limit, soft_limit))
