@@ -378,9 +378,6 @@ class _Translation:
     def _split_condition(self, tree: exp.Select) -> list[exp.Expr]:
         """Leave the conditions on groups in WHERE, and return the conditions on rows.
 
-        A condition is on groups if it uses only dimensions of the cube. Its columns are replaced to check this. If the
-        replacement fails, the original condition is used for rows.
-
         Raises:
             NotFromCube: A condition is not supported.
         """
@@ -403,10 +400,7 @@ class _Translation:
         return on_rows
 
     def _check_row_condition(self, condition: exp.Expr, error: NotFromCube) -> None:
-        """Check that a condition on rows is null only if one of its columns is null.
-
-        Files with nulls in these columns are recognized by their statistics, so the negated condition selects all files
-        with a row that does not meet the condition.
+        """Check that a condition is null only if one of its columns is null.
 
         Raises:
             NotFromCube: The condition is not supported. The reason is `error`.
@@ -644,11 +638,7 @@ class _Translation:
         return self._dialect.combine(measure, columns, filter_clause)
 
     def _use_partial(self, partial: Partial) -> str:
-        """Return the column of the union with a partial aggregate, in the engine's SQL.
-
-        The union has the groups of the cube, and each row of the other files as a group. The count of a row is 1, or 0
-        if the operand is null. Other aggregates of a row are its value.
-        """
+        """Return the column of the union with a partial aggregate, in the engine's SQL."""
         entry = self._partials[partial.text]
         kind = self._dialect.find_partial_type(partial)
         ids = frozenset(column.column_id for column in list_columns(partial.operand))

@@ -63,11 +63,8 @@ Name = tuple[str, ...]
 class JoinResult(msgspec.Struct, frozen=True, rename="kebab"):
     """The outcome of a requested join.
 
-    Attributes:
-        snapshot_id: The snapshot of the other table whose rows were used, or None.
-        keys: The number of values by which files were left out, or None if an index on attributes of the other table
-            left them out. It has a meaning only if the join was `used`.
-        used: Whether the join left out files.
+    If the join was `used`, `keys` is the number of values by which files were left out, or None if an index on
+    attributes of the other table left them out.
     """
 
     snapshot_id: int | None
@@ -133,7 +130,6 @@ class JoinRequest:
     """`transform`, `any_of`, `exempt_condition`, `ops` and `exact` have the same meanings as in `scan.Join`."""
 
     def build_body(self) -> dict[str, Any]:
-        """Return the join in the form of a plan request. Fields with default values are left out."""
         # A join with a range has one pair, or two pairs with the same column. The second pair has the end of the range.
         pairs = self.on[:1] if self.ops else self.on
         body: dict[str, Any] = {"table": list(self.table), "on": dict(pairs), "snapshot-id": self.snapshot_id}
@@ -194,9 +190,9 @@ class CubePlanRequest:
     """A request for groups of a cube, and for a plan of the files without groups.
 
     Attributes:
-        table, filter, snapshot_id, ref, hide_partitions: The same fields as in `TablePlanRequest`.
+        table, filter, snapshot_id, ref, hide_partitions: See `TablePlanRequest`.
         definition_id: The id of the cube.
-        columns: The columns of the cube's entries (the groups of a file) to return.
+        columns: The columns of the cube's entries.
         unless: A condition on rows. Files that may have rows that meet it are planned instead of read from the cube.
         group_filter: A condition on groups (`group_conditions.py`). Only groups that meet it are returned.
         groups_max: The maximum number of groups. With more groups, the cube is not used.
@@ -391,9 +387,7 @@ class Seamark:
         """Create a client.
 
         Args:
-            http: The session that sends the requests.
-            url: The address of the server.
-            lease_s: The duration of the leases of plans, in seconds. The server deletes a plan at the end of its lease.
+            lease_s: The duration of the leases of plans, in seconds.
             engine: The engine that runs the statements, for the query history. If it is empty, the server derives it
                 from the request.
             audience: The value of the header `X-Seamark-Plans` in requests to which plans are visible. If it is set,
@@ -411,8 +405,6 @@ class Seamark:
 
     async def plan_table(self, request: TablePlanRequest) -> TablePlanResponse:
         """Request a plan of a table.
-
-        Fields with default values are left out of the body. The names in the filter are not case-sensitive.
 
         Raises:
             InvalidRequest: The filter cannot be bound.
@@ -506,13 +498,7 @@ class Seamark:
         await self._send("POST", f"{make_table_path(table)}/history/times", msgspec.json.encode(body))
 
     async def view(self, name: Name) -> View | None:
-        """Return the current version of a view, or None if it does not exist or has no text in Trino's dialect.
-
-        The result is also None if the names of two columns differ only in case.
-
-        Raises:
-            ServerFailed: The response is not a view.
-        """
+        """Return the current version of a view, or None if it does not exist or has no text in Trino's dialect."""
         try:
             _, raw = await self._send("GET", await self._make_path(name, "views"))
         except NoSuchResource:
@@ -566,11 +552,7 @@ class Seamark:
         return PlanView(answer.name, answer.plan_snapshot_id, tuple(view.columns))
 
     async def load_table(self, table: Name) -> KnownTable | None:
-        """Return the current state of a table, or None if there is no table of this name.
-
-        The request contains the version of the cached state. If the server answers that it is current, the cached state
-        is returned. Without a version, a state is not cached, because its age could not be checked.
-        """
+        """Return the current state of a table, or None if there is no table of this name."""
         cached_table = self._known_tables.get(table)
         path = f"{await self._make_path(table, 'tables')}?snapshots=refs"
         try:
@@ -641,17 +623,7 @@ class Seamark:
     ) -> tuple[str, bytes]:
         """Send a request, and return the ETag and body of the response.
 
-        Args:
-            method: The HTTP method.
-            path: The escaped path and query.
-            body: The body of the request, or None.
-            known_version: The ETag of a cached response. If it is still current, the returned body is empty.
-            headers: Further headers of the request.
-            answer_bytes_max: The size after which the rest of the response is not read, so that decoding it fails.
-
-        Raises:
-            Unreachable: The server does not respond.
-            ClientError: The server refuses the request.
+        The body is empty if the current version is `known_version`.
         """
         url = URL(self.url + path, encoded=True)
         headers = {**(headers or {}), **({"If-None-Match": known_version} if known_version else {})}
@@ -702,14 +674,11 @@ async def open_seamark(
     """Connect to a server.
 
     Args:
-        url: The address of the server.
-        token: The bearer token, or None.
-        lease_s: The duration of the leases of plans, in seconds.
-        audience: The value of the header `X-Seamark-Plans`, which makes plans visible (`Seamark`).
+        audience: See `Seamark`.
         authorities: A PEM file with the authorities of the server's certificate. The default is the file of SEAMARK_CA,
             or the system's authorities.
-        certificates: The only trusted certificates of the server, as in `SeamarkClient`, or empty.
-        engine: The engine that runs the statements, for the query history.
+        certificates: See `SeamarkClient`.
+        engine: See `Seamark`.
 
     Raises:
         ValueError: The URL is invalid.

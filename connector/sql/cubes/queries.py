@@ -217,6 +217,9 @@ def check_form(tree: exp.Expr) -> None:
 def _check_joins(tree: exp.Expr, facts: exp.Table) -> None:
     """Check that no outer join adds a row without a partner in the facts, because such a row is in no group.
 
+    A LEFT JOIN adds such rows if the facts are its right side. A RIGHT JOIN adds them if the facts are on its left side
+    or are joined later.
+
     Raises:
         NotFromCube: An outer join may add a row without facts, or the alias of the table renames its columns.
     """
@@ -428,7 +431,11 @@ class _CubeTranslation(Translation):
         return CorrectedQuery(f"{begin} ({live_groups} UNION ALL {rows_text}) {text}", (*keys, *partials))
 
     def _find_count(self, used_partial: _UsedPartial) -> _UsedPartial | None:
-        """Return the partial aggregate that counts the values of an exact sum, or None if the cube does not have it."""
+        """Return the partial aggregate that counts the values of an exact sum, or None if the cube does not have it.
+
+        The count is needed to subtract deleted rows: a sum of no remaining values is null and not 0. Sums of floats are
+        not exact, so rows cannot be subtracted from them.
+        """
         kind, operand = used_partial.operand, used_partial.partial.operand
         is_exact = kind.is_integer or (kind.name == "decimal" and kind.precision <= _SUBTRACTED_PRECISION_MAX)
         if used_partial.partial.function != SUM or operand is None or not is_exact:
@@ -442,13 +449,8 @@ class _CubeTranslation(Translation):
     ) -> tuple[str, tuple[VisibleColumn, ...]]:
         """Return the union that replaces the facts. Only dimensions are visible as its columns.
 
-        The facts are the table that is read as groups. The union has the groups and the rows of files without groups.
-        Any other table is translated unchanged.
-
-        Args:
-            node: The reference to a table.
-            alias: The alias of the reference, or None.
-            outer: The scope of the enclosing query.
+        Other tables are translated as usual. The attributes of replaced tables also become columns of the union. A
+        dimension that is a field of a struct is visible as a field of a column with the name of the struct.
         """
         number = self._numbers_by_node[id(node)]
         source, fields = super()._translate_table(node, alias, outer)
@@ -488,8 +490,7 @@ class _CubeTranslation(Translation):
     def _join_replaced(self, table: ReplacedTable, outer: NameScope) -> Iterator[VisibleColumn]:
         """Join a replaced table to the rows of files that the cube does not cover, and yield its attributes.
 
-        A replaced table is a joined table whose attributes the groups contain. Its key is unique, because otherwise no
-        entry (the groups of a file) would exist. Therefore the join repeats no row.
+        The key of the table is unique, because otherwise no entry would exist. Therefore the join repeats no row.
         """
         source, fields = self._translate_table(table.node, table.node.args.get("alias"), outer)
         stored_fields = {field.stored[1]: field for field in fields if field.stored is not None}
@@ -526,11 +527,6 @@ class _CubeTranslation(Translation):
     # Aggregates
 
     def _translate_function(self, expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
-        """Translate a function. An aggregate of rows becomes an aggregate of the partial aggregates in the groups.
-
-        Raises:
-            NotFromCube: The cube does not have the partial aggregates of an aggregate.
-        """
         # In ORDER BY, the name of an output takes precedence over a column of the table.
         outputs = {field.name for field in scope.fields if field.stored is None}
         is_aggregate = isinstance(node, exp.Filter | exp.CountIf) or type(node) in _FUNCTIONS
@@ -599,7 +595,8 @@ class _CubeTranslation(Translation):
 
         Args:
             node: An aggregate for which `_is_measure` is true.
-            condition: The condition of FILTER on groups, in DuckDB's SQL.
+            condition: The condition of FILTER on groups, in DuckDB's SQL. Partial aggregates of other groups become
+                null.
         """
         check_args(node)
         function, argument = _FUNCTIONS[type(node)], node.this
@@ -664,7 +661,7 @@ def _count_value(value: str) -> str:
 
 
 def _truncate(unit: str, value: SqlValue) -> str:
-    """Return the truncated time in DuckDB's SQL, with the type of the value. A time with a zone is truncated in UTC."""
+    """Return the truncated time in DuckDB's SQL, with the type of the value."""
     source = f"CAST({value.sql} AS TIMESTAMP)" if value.type == ZONED else value.sql
     return f"CAST(date_trunc('{unit}', {source}) AS {name_duckdb_type(value.type)})"
 
@@ -679,7 +676,6 @@ def _sum_type(kind: SqlType) -> SqlType:
 
 
 def _combine_extremes(function: str, value: SqlValue) -> SqlValue:
-    """Return the minimum or maximum of the minima or maxima in the groups. For DuckDB, NaN is the largest value."""
     if value.type.is_float and function == MAX:  # NaN is the result only if all values are NaN.
         numbers = f"max(CASE WHEN isnan({value.sql}) THEN NULL ELSE {value.sql} END)"
         return SqlValue(f"coalesce({numbers}, max({value.sql}))", value.type)
@@ -696,10 +692,7 @@ def _combine_sum(partial: str, kind: SqlType) -> SqlValue:
 
 
 def _combine_average(partial: str, count: str, kind: SqlType) -> SqlValue:
-    """Return the average of values of type `kind`, computed from partial sums and counts.
-
-    With NULLIF, the average of no values is null instead of a division by zero.
-    """
+    """Return the average of values of type `kind`, computed from partial sums and counts."""
     if kind.name == "decimal":
         counts = SqlValue(f"CAST(nullif(sum({count}), 0) AS DECIMAL(19, 0))", as_decimal(BIGINT))
         return divide_decimals(sum_decimals(SqlValue(partial, _sum_type(kind))), counts, kind)

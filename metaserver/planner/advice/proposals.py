@@ -225,11 +225,7 @@ class _Advisor:
         self.before = self._average_reads(*self._current_shares, state.files.file_count)
 
     def rank_proposals(self) -> list[Proposal]:
-        """Return the useful proposals, sorted by the net time that they save, or no proposal if none pays.
-
-        A proposal is useful if it saves enough bytes. Proposals of some kinds save only time or storage, so they need
-        not save bytes.
-        """
+        """Return the useful proposals, sorted by the net time that they save, or no proposal if none pays."""
         proposals = [
             *self._propose_clusterings(),
             *self._propose_indexes(),
@@ -263,11 +259,9 @@ class _Advisor:
         return proposal.predicted.bytes < (1 - GAIN_MIN_FRACTION) * self.before.bytes
 
     def _sum_weights(self, column_id: int, accepts: Callable[[int], bool]) -> float:
-        """Return the number of recorded statements with a condition on the column that `accepts` accepts.
+        """Return the total weight of the statements with a condition on the column.
 
-        Args:
-            column_id: The field id of the column.
-            accepts: A function that gets the number of values of a condition, which is 0 for a range.
+        `accepts` decides by the number of values in the condition.
         """
         return sum(
             statement.weight
@@ -313,18 +307,12 @@ class _Advisor:
                 yield self._propose_clustering(clustered_columns, names, smaller_bytes)
 
     def _propose_clustering(self, columns: tuple[int, ...], names: list[str], smaller_bytes: int | None) -> Proposal:
-        """Propose a clustering by these columns.
-
-        `smaller_bytes` is the new target size of files, or None to keep the present target. A Hilbert curve orders rows
-        by several columns at once. For one column, it is a plain sort (`LINEAR`).
-        """
+        """Propose a clustering by these columns. `smaller_bytes` replaces the present target size of files."""
         curve = HILBERT if len(columns) > 1 else LINEAR
         table, sample = self._state.name, self._state.sample
         files = math.ceil(self._state.total_bytes / (smaller_bytes or self._state.target_bytes))
         layout = simulate_clustering(sample, columns, curve, files)
-        # A file ends between two cells of the curve, often before it has the target size. So the table gets more files
-        # than its size requires, by the same factor as the sample.
-        if layout.files > 1:
+        if layout.files > 1:  # A file ends between two cells of the curve, often before it has the target size.
             files = max(files, round(files * layout.files / min(files, sample.rows // ROWS_PER_FILE_MIN)))
         size = "" if smaller_bytes is None else f" in files of {smaller_bytes >> 20} MiB"
         settings = [f"{CLUSTERING_COLUMNS}={','.join(names)}", f"{CURVE}={curve}"]
@@ -355,10 +343,7 @@ class _Advisor:
         return 2 * self._state.total_bytes
 
     def _propose_indexes(self) -> Iterator[Proposal]:
-        """Propose a bitmap or bloom index on each column without an index that statements compare with values.
-
-        A bitmap index stores the rows of each value, so it is proposed only for columns with few values.
-        """
+        """Propose a bitmap or bloom index on each compared column that has no index."""
         indexed_ids = {term.column_id for index in self._indexes for term in index.terms}
         for column_id in self._rank_compared_columns():
             column = self._state.sample.columns[column_id]
@@ -374,7 +359,6 @@ class _Advisor:
             shares = self._compute_shares(self._layout, added_index=(kind, column_id))
             prediction = self._average_reads(*shares, self._state.files.file_count)
             written_bytes = int(self._state.rows * _INDEX_BYTES_PER_ROW[kind])
-            # A build reads one column. Assume that all columns have the same size.
             read_bytes = int(self._state.total_bytes / max(1, len(self._state.metadata.current_schema.fields)))
             table, options = self._state.name, ["--columns", name, "--name", index_name]
             yield self._make_proposal(
@@ -397,7 +381,7 @@ class _Advisor:
         return next(name for name in names if name not in definitions.by_name and name not in definitions.problems)
 
     def _propose_index_drops(self) -> Iterator[Proposal]:
-        """Propose to drop the indexes that plans have used, but that excluded no file. A drop costs no bytes."""
+        """Propose to drop the indexes that plans have probed, but that left out no file."""
         for name in sorted(self._state.unused_indexes):
             yield self._make_proposal(
                 "drop-index",
@@ -409,10 +393,7 @@ class _Advisor:
             )
 
     def _propose_partitions(self) -> Iterator[Proposal]:
-        """Propose a partition by day or by value for each compared column of an unpartitioned table.
-
-        Columns with too many days or values are left out.
-        """
+        """Propose a partition by day or by value for each compared column of an unpartitioned table."""
         sample, rows = self._state.sample, self._state.sample.rows
         if any(spec.fields for spec in self._state.metadata.partition_specs):
             return
@@ -445,11 +426,7 @@ class _Advisor:
             )
 
     def _propose_buckets(self) -> Iterator[Proposal]:
-        """Propose buckets of each column that statements compare with values, for an unpartitioned table.
-
-        The number of buckets is the largest of the proposed numbers for which each bucket fills a file, or the smallest
-        proposed number for a small table.
-        """
+        """Propose buckets of each column that statements compare with values, for an unpartitioned table."""
         if any(spec.fields for spec in self._state.metadata.partition_specs):
             return
         target_files = math.ceil(self._state.total_bytes / self._state.target_bytes)
@@ -477,10 +454,7 @@ class _Advisor:
             )
 
     def _propose_sort_orders(self) -> Iterator[Proposal]:
-        """Propose an Iceberg sort order by two columns, if the table has no sort order.
-
-        A sort order by one column gives the same files as a clustering, which is already proposed.
-        """
+        """Propose an Iceberg sort order by two columns. A sort order by one column is the same as a clustering."""
         if self._state.metadata.default_sort_order_id:
             return
         columns = self._rank_compared_columns()[:_SORTED_MAX]
@@ -528,15 +502,7 @@ class _Advisor:
     def _propose_cube(
         self, candidate: CubeCandidate, dimensions: list[str], measures: list[str], index_name: str, files: int
     ) -> Proposal:
-        """Propose a cube. The statements that it answers read its groups of rows and no data file.
-
-        Args:
-            candidate: The cube.
-            dimensions: The names of its dimension columns.
-            measures: The aggregates of the cube, such as `sum(price)`.
-            index_name: The name of the new index.
-            files: The number of data files of the table. Each of them gets groups.
-        """
+        """Propose a cube. The statements that it answers read its groups and no data file."""
         is_answered = np.array(
             [statement.fingerprint in candidate.fingerprints for statement in self._state.statements]
         )
@@ -561,10 +527,7 @@ class _Advisor:
         )
 
     def _propose_pin(self) -> Iterator[Proposal]:
-        """Propose to pin the table in the gateway's cache, if it fits and statements read its bytes often.
-
-        Statements then read as many bytes as before, but from the cache.
-        """
+        """Propose to pin the table in the gateway's cache. Statements read as many bytes, but from the cache."""
         total = self._state.total_bytes
         if _CACHE_PINNED in self._state.metadata.properties or not 0 < total <= self._state.pinnable_bytes:
             return
@@ -585,8 +548,7 @@ class _Advisor:
         target_files = math.ceil(self._state.total_bytes / self._state.target_bytes)
         if files < max(_MERGED_FILES_MIN, _FILES_PER_TARGET_FILE_MIN * target_files):
             return
-        # The simulated files have the sampled rows in their present order. A merged file covers the ranges of all files
-        # that it replaces, so statements may read more bytes in fewer files.
+        # A merged file covers the ranges of all files that it replaces, so statements read more of its bytes.
         order = np.arange(self._state.sample.rows)
         layout = simulate_layout(self._state.sample, order, target_files)
         prediction = self._average_reads(*self._compute_shares(layout, new_files=target_files), target_files)
@@ -653,12 +615,9 @@ class _Advisor:
     # Proposals
 
     def _average_reads(self, size_shares: Shares, file_shares: Shares, files: int) -> Reads:
-        """Return the files, bytes and seconds of an average statement.
+        """Return the reads of an average statement.
 
-        Args:
-            size_shares: The share of the table's bytes that each statement reads, float64[statements].
-            file_shares: The share of the files that each statement reads, float64[statements].
-            files: The number of files of the table.
+        The shares, float64[statements], are the parts of the table's bytes and files that each statement reads.
         """
         statements, times = self._state.statements, self._state.times
         sizes, counts = size_shares * self._state.total_bytes, file_shares * files
@@ -678,11 +637,7 @@ class _Advisor:
         prediction: Reads,
         cost_bytes: int,
     ) -> Proposal:
-        """Make a proposal. Correct its prediction, and compute its cost and the bytes that it saves.
-
-        A proposal that costs nothing pays at once, even if it saves no bytes. The id is a digest of the kind and the
-        commands, so that the same change always has the same id.
-        """
+        """Make a proposal. Correct its prediction, and compute its cost and the bytes that it saves."""
         raw_prediction, prediction = prediction, self._correct_prediction(kind, prediction)
         saved_bytes = (self.before.bytes - prediction.bytes) * self._state.statements_per_day
         if kind == "file-size":
@@ -708,8 +663,7 @@ class _Advisor:
     def _correct_prediction(self, kind: str, prediction: Reads) -> Reads:
         """Correct a prediction by the measurements of earlier proposals of the same kind.
 
-        A correction turns no gain into a loss, and no loss into a gain. So the corrected numbers are at most the
-        present numbers, and a predicted loss is not corrected.
+        A correction turns no gain into a loss, and no loss into a gain.
         """
         reads_before, files, size, seconds = self.before, prediction.files, float(prediction.bytes), prediction.seconds
         factor = self._state.corrections.get(kind, 1.0)
@@ -726,7 +680,7 @@ class _Advisor:
         return Reads(round(files, 2), int(size), round(seconds, 4))
 
     def _compute_net_seconds(self, proposal: Proposal) -> float:
-        """Return the seconds that a proposal saves within `HORIZON_DAYS`, less the time to scan its cost in bytes."""
+        """Return the seconds that a proposal saves in the horizon, less the time to scan its cost."""
         saved_s = (proposal.before.seconds - proposal.predicted.seconds) * self._state.statements_per_day
         return saved_s * HORIZON_DAYS - proposal.cost_bytes / SCAN_BYTES_PER_S
 
@@ -735,10 +689,7 @@ class _Advisor:
 
 
 def _keep_best_of_each_kind(proposals: Sequence[Proposal]) -> list[Proposal]:
-    """Return the best proposals of each kind, so that the first proposals are not variants of one layout.
-
-    `proposals` are sorted, with the best proposal first.
-    """
+    """Return the best proposals of each kind, so that the first proposals are not variants of one layout."""
     counts: defaultdict[str, int] = defaultdict(int)
     best_proposals = []
     for proposal in proposals:
