@@ -27,9 +27,9 @@ _TRIES_MAX = 5
 _BACKOFF_S = 0.5
 _RETRY_AFTER_S_MAX = 60.0
 """The maximum time for which a busy server can delay the next try. urllib3 would wait for hours."""
-_BUSY = (429, 502, 503, 504)
+BUSY_STATUSES = (429, 502, 503, 504)
 _REDIRECTS = (301, 302, 303, 307, 308)
-_SHOWN_CHARACTERS_MAX = 300
+SHOWN_CHARACTERS_MAX = 300
 
 
 class _BoundedRetry(Retry):
@@ -55,7 +55,7 @@ class BoundedAdapter(HTTPAdapter):
             total=_TRIES_MAX,
             connect=1,
             backoff_factor=_BACKOFF_S,
-            status_forcelist=_BUSY,
+            status_forcelist=BUSY_STATUSES,
             allowed_methods=("GET", "HEAD"),
             raise_on_status=False,
         )
@@ -172,7 +172,7 @@ def refuse_redirect(response: requests.Response, **_: Any) -> None:
         TooManyRedirects: The answer is a redirect.
     """
     if response.is_redirect:
-        location = " ".join(response.headers["Location"][:_SHOWN_CHARACTERS_MAX].split())
+        location = " ".join(response.headers["Location"][:SHOWN_CHARACTERS_MAX].split())
         raise requests.TooManyRedirects(f"it redirects to {location}; use that address if you trust it")
 
 

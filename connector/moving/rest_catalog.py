@@ -38,6 +38,8 @@ from pyiceberg.exceptions import (
 )
 
 from seamark.connector.moving.http_session import (
+    BUSY_STATUSES,
+    SHOWN_CHARACTERS_MAX,
     BoundedAdapter,
     DirectRequests,
     read_environment_once,
@@ -57,8 +59,7 @@ from seamark.formats.runtime.errors import BadRequest
 from seamark.formats.runtime.tls import CA_VARIABLE, find_authorities_file
 
 _LOGIN_ENDED_STATUSES = (401, 419)
-_UNAVAILABLE_STATUSES = (*_LOGIN_ENDED_STATUSES, 429, 502, 503, 504)
-_SHOWN_CHARACTERS_MAX = 300
+_UNAVAILABLE_STATUSES = (*_LOGIN_ENDED_STATUSES, *BUSY_STATUSES)
 _PAGES_MAX = 100_000
 """The maximum number of pages of one listing."""
 _LEVELS_MAX = 32
@@ -378,4 +379,4 @@ def read_message(response: requests.Response) -> str:
 
 
 def _shorten(text: str) -> str:
-    return " ".join(text[:_SHOWN_CHARACTERS_MAX].split()) or "no message"
+    return " ".join(text[:SHOWN_CHARACTERS_MAX].split()) or "no message"

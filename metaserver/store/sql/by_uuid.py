@@ -24,6 +24,8 @@ _TABLES_OF_UUID = (
 _TABLES_OF_NAMES = ("entries", "dropped")
 UNNAMED = " AND ".join(f"NOT EXISTS (SELECT 1 FROM {table} WHERE uuid = $1)" for table in _TABLES_OF_NAMES)  # noqa: S608
 """An SQL condition: no live or dropped name refers to the UUID in the first parameter."""
+CLAIMS_LOCK = StoreStatement("SELECT turn FROM claim_turns", lock="UPDATE", only_locks=True)
+"""Locks the only row of `claim_turns`, so that transactions that compare locations or names run one at a time."""
 
 
 def hold_table(uuid: str) -> Steps[None]:
@@ -75,7 +77,7 @@ def retain_entry(dropped_entry: DroppedEntry) -> Steps[None]:
     """
     uuid = dropped_entry.entry.uuid
     # A transaction that registers the entry again waits for this lock.
-    yield StoreStatement("SELECT turn FROM claim_turns", lock="UPDATE")
+    yield CLAIMS_LOCK
     # Delete the allowed locations (`shared` is 2), because they are not claimed.
     yield StoreStatement(f"DELETE FROM claims WHERE uuid = $1 AND shared = 2 AND {UNNAMED}", (uuid,))  # noqa: S608
     rows = yield StoreStatement(f"SELECT 1 FROM claims WHERE uuid = $1 AND {UNNAMED} LIMIT 1", (uuid,))  # noqa: S608

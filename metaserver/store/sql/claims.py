@@ -15,11 +15,10 @@ import msgspec
 
 from seamark.formats.runtime.errors import AlreadyExists, BadRequest, CommitConflict
 from seamark.metaserver.store import model, operations
-from seamark.metaserver.store.sql.by_uuid import UNNAMED, forget_offsets, retain_entry
+from seamark.metaserver.store.sql.by_uuid import CLAIMS_LOCK, UNNAMED, forget_offsets, retain_entry
 from seamark.metaserver.store.sql.rows import pack
 from seamark.metaserver.store.sql.statement import Row, Steps, StoreStatement
 
-_TABLE_LOCK = StoreStatement("SELECT turn FROM claim_turns", lock="UPDATE", only_locks=True)
 _OWN, _SHARED, _ALLOWED = range(3)
 """The values of the column `shared`. An allowed location is not claimed, but a table may name files of others there."""
 _AFTER_SLASH = "0"
@@ -41,8 +40,8 @@ def claim_locations(op: operations.ClaimLocations, now_ms: int) -> Steps[None]:
     missing = [location for location in op.locations if not any(_is_within(location.key, key) for key in claimed_keys)]
     if not missing:
         return
-    if not op.only_name:  # Otherwise `_check_only_name` has taken the table lock.
-        yield _TABLE_LOCK
+    if not op.only_name:  # Otherwise `_check_only_name` has taken this lock.
+        yield CLAIMS_LOCK
     for location in missing:
         if op.checked:
             yield from _check_location(op, location)
@@ -62,7 +61,7 @@ def _check_only_name(uuid: str) -> Steps[None]:
         AlreadyExists: The UUID has another live name.
     """
     # A concurrent transaction may have created another name that is not visible yet. It waits here, or has ended.
-    yield _TABLE_LOCK
+    yield CLAIMS_LOCK
     rows = yield StoreStatement("SELECT namespace, name FROM entries WHERE uuid = $1 LIMIT 2", (uuid,))
     if len(rows) > 1:
         raise AlreadyExists(
@@ -167,7 +166,7 @@ def check_restored(uuid: str) -> Steps[None]:
     Raises:
         CommitConflict: A live entry has claimed the location.
     """
-    yield _TABLE_LOCK
+    yield CLAIMS_LOCK
     # The sum of `shared` is below 2 unless both claims are shared, or one of them is an allowed location.
     rows = yield StoreStatement(
         "SELECT 1 FROM claims AS mine JOIN claims AS other ON other.location = mine.location "

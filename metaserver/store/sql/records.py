@@ -15,6 +15,7 @@ from seamark.formats.runtime.errors import (
 )
 from seamark.metaserver.store import operations, port
 from seamark.metaserver.store.model import EntryKind, Grant, GrantLimits, NamespacePath, StoredWarehouse
+from seamark.metaserver.store.sql.by_uuid import CLAIMS_LOCK
 from seamark.metaserver.store.sql.rows import (
     AUDIT,
     GRANT,
@@ -369,7 +370,7 @@ def create_warehouse(op: operations.CreateWarehouse, now_ms: int) -> Steps[None]
     The lock lets only one transaction at a time compare locations. Both the locations and their keys are compared,
     because a key may be the place in another store to which a location is mapped.
     """
-    yield StoreStatement("SELECT turn FROM claim_turns", lock="UPDATE")
+    yield CLAIMS_LOCK
     rows = yield StoreStatement(f"SELECT {WAREHOUSE} FROM warehouses ORDER BY name")  # noqa: S608
     stored_warehouses = [WAREHOUSE.decode(row) for row in rows]
     new_warehouse = op.warehouse
