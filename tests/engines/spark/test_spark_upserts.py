@@ -331,7 +331,7 @@ def test_rows_larger_than_sparks_estimate_are_left_to_tasks(rig: UpsertTables) -
         ({"mode": "upsert"}, "set the key columns"),
         ({"mode": "upsert", "keys": "id"}, "lists of names"),
         ({"mode": "upsert", "keys": ["id"], "where": "id = 1"}, "takes no where"),
-        ({"mode": "upsert", "keys": ["id"], "row_mode": "both"}, "it may be merge-on-read or copy-on-write"),
+        ({"mode": "upsert", "keys": ["id"], "row_mode": "both"}, "it must be merge-on-read or copy-on-write"),
         ({"mode": "upsert", "keys": ["id"], "strategy": "guess"}, "it must be lookup, scan or equality"),
         ({"mode": "delete", "precombine": "ts"}, "takes no precombine"),
         ({"mode": "append", "keys": ["id"]}, "takes no keys"),
