@@ -7,7 +7,7 @@ PYTHON ?= python3
 CACHE := .cache
 PY := .venv/bin/python
 COPY := org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies -DincludeScope=runtime
-MVN := mvn -q -B
+MVN := mvn -q -B -Dstyle.color=never
 APT := $(if $(filter 0,$(shell id -u)),,sudo )apt-get
 VERSITYGW := github.com/versity/versitygw/cmd/versitygw@v1.8.0
 OPA := github.com/open-policy-agent/opa@v1.22.4
@@ -70,7 +70,7 @@ jars: $(CACHE)/jars.stamp $(CACHE)/rck.stamp
 $(CACHE)/jars.stamp: deploy/jars/pom.xml | java
 	@echo "Downloading Iceberg's jars for Spark from Maven Central (110 MB)"
 	@mkdir -p $(CACHE)/jars && rm -f $(CACHE)/jars/*.jar
-	$(MVN) -f deploy/jars/pom.xml $(COPY) -DoutputDirectory=$(CURDIR)/$(CACHE)/jars
+	@$(MVN) -f deploy/jars/pom.xml $(COPY) -DoutputDirectory=$(CURDIR)/$(CACHE)/jars
 	@touch $@
 $(CACHE)/rck.stamp: tests/rck/pom.xml tests/rck/classpath.sh
 	@mkdir -p $(CACHE)
@@ -156,12 +156,17 @@ vendor: $(CACHE)/console.stamp
 	@$(PYTHON) deploy/console/vendor.py $(CACHE)/console/node_modules
 
 # Only for Trino's tests and benches, which are left out where there is no JDK 25 (JAVA25, or one below /usr/lib/jvm).
-trino: $(CACHE)/trino.stamp
-$(CACHE)/trino.stamp: $(addprefix deploy/trino/resolve/,server/pom.xml plugin/pom.xml clients/pom.xml)
+trino: $(CACHE)/trino-server.stamp $(CACHE)/trino.stamp
+$(CACHE)/trino-server.stamp: $(addprefix deploy/trino/resolve/,server/pom.xml plugin/pom.xml) | java
+	@echo "Downloading Trino from Maven Central (240 MB)"
 	@mkdir -p $(CACHE)/trino
-	$(MVN) -f deploy/trino/resolve/server/pom.xml $(COPY) -DoutputDirectory=$(CURDIR)/$(CACHE)/trino/lib
-	$(MVN) -f deploy/trino/resolve/plugin/pom.xml $(COPY) -DoutputDirectory=$(CURDIR)/$(CACHE)/trino/plugin/iceberg
-	$(MVN) -f deploy/trino/resolve/clients/pom.xml $(COPY) -DoutputDirectory=$(CURDIR)/$(CACHE)/trino/clients
+	@$(MVN) -f deploy/trino/resolve/server/pom.xml $(COPY) -DoutputDirectory=$(CURDIR)/$(CACHE)/trino/lib
+	@$(MVN) -f deploy/trino/resolve/plugin/pom.xml $(COPY) -DoutputDirectory=$(CURDIR)/$(CACHE)/trino/plugin/iceberg
+	@touch $@
+# Trino's command line and its JDBC driver, for tests only.
+$(CACHE)/trino.stamp: deploy/trino/resolve/clients/pom.xml | java
+	@mkdir -p $(CACHE)/trino
+	@$(MVN) -f deploy/trino/resolve/clients/pom.xml $(COPY) -DoutputDirectory=$(CURDIR)/$(CACHE)/trino/clients
 	@touch $@
 JAVA25_FOUND = $(shell test -n "$(JAVA25)" && echo "$(JAVA25)" || grep -lE '^JAVA_VERSION="(2[5-9]|[3-9][0-9])' /usr/lib/jvm/*/release 2>/dev/null | head -1)
 
@@ -263,12 +268,20 @@ demo-note:
 	@echo "First a lookup and a stream, in half a minute; then the Star Schema Benchmark, in four minutes."
 	@command -v java >/dev/null && command -v mvn >/dev/null || \
 	  echo "Note: without a JDK 17 and Maven the demo ends after its first act. apt-get install openjdk-17-jdk-headless maven"
-# Without the packages of tests and lint; each act begins as soon as its own packages are there.
+# Without the packages of tests and lint; each act begins as soon as its own packages are there. Maven's downloads take
+# most of the installation, so they begin first and run beside the rest.
 ACT = $(if $(wildcard $(CACHE)/venv.stamp),$(CACHE)/venv.stamp,$(CACHE)/$(1).stamp)
+DEMO_JARS = $(CACHE)/jars.stamp $(if $(filter-out 0,$(or $(TRINO),1)),$(if $(JAVA25_FOUND),$(CACHE)/trino-server.stamp))
 demo: demo-note
-	@set -e; $(MAKE) --no-print-directory PACKAGES=$(call ACT,demo) $(CACHE)/kernels.stamp $(call ACT,demo); \
+	@set -e; mkdir -p $(CACHE); \
+	$(MAKE) --no-print-directory $(DEMO_JARS) >$(CACHE)/downloads.log 2>&1 & downloads=$$!; \
+	trap 'kill $$downloads 2>/dev/null || :' EXIT; \
+	$(MAKE) --no-print-directory PACKAGES=$(call ACT,demo) $(CACHE)/kernels.stamp $(call ACT,demo); \
 	began=$$SECONDS; .venv/bin/seamark demo; installs=$$SECONDS; \
-	$(MAKE) --no-print-directory java $(call ACT,ssb) jars $(if $(filter-out 0,$(or $(TRINO),1)),$(if $(JAVA25_FOUND),trino)); \
+	$(MAKE) --no-print-directory java $(call ACT,ssb); \
+	while kill -0 $$downloads 2>/dev/null; do \
+	  echo "Waiting for jars from Maven Central: $$(tail -1 $(CACHE)/downloads.log | cut -c1-100)"; sleep 5; done; \
+	wait $$downloads || { cat $(CACHE)/downloads.log; exit 1; }; \
 	began=$$((began + SECONDS - installs)); \
 	SCALE="$(SCALE)" KEEP="$(KEEP)" TRINO="$(TRINO)" $(PY) -m bench.demo; took=$$((SECONDS - began)); \
 	printf '\nThe demo took %d:%02d minutes, without the installation.\n' $$((took / 60)) $$((took % 60))
