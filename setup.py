@@ -33,7 +33,11 @@ INSTALLERS = {
 
 
 def check_compiler() -> None:
-    """SystemExit, with the command that helps, if the kernels cannot be compiled: before Cython translates them."""
+    """Check that C code can be compiled. Call it before Cython translates the kernels, which takes longer.
+
+    Raises:
+        SystemExit: A C compiler or Python's headers are missing. The message has the command that installs them.
+    """
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "headers.c"
@@ -44,7 +48,8 @@ def check_compiler() -> None:
         except OSError:
             fails = True
     if fails:
-        command = next((each for program, each in INSTALLERS.items() if shutil.which(program)), INSTALLERS["apt-get"])
+        commands = (command for program, command in INSTALLERS.items() if shutil.which(program))
+        command = next(commands, INSTALLERS["apt-get"])
         raise SystemExit(f"Seamark's kernels need a C compiler and Python's headers. Run: {command}")
 
 

@@ -73,7 +73,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             report.add(case, "commits", "/s", samples, lambda s: s.rate, lower_is_better=False)
             report.add(case, "p99", "ms", samples, lambda s: s.compute_quantile(0.99))
             report.add_failures(case, samples)
-            report.add_generator(case, samples)
+            report.note_generator_limit(case, samples)
             if case not in common_slices:
                 report.add(case, "server CPU for a commit", "ms", samples, lambda s: s.server_cpu_us / 1000)
                 report.add(case, "server's core in use", "%", samples, lambda s: 100 * s.server_cpu_s / s.elapsed_s)

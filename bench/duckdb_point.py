@@ -15,7 +15,15 @@ import numpy as np
 
 import seamark.duckdb
 from bench.report import OURS, AnswersDiffer, Report, Row
-from bench.trino.points import INDEX_KIND_BY_COLUMN, NAMESPACE, ORDERED_NAMESPACE, ROWS, TABLE, compute_key, run_points
+from bench.trino.points import (
+    INDEX_KIND_BY_COLUMN,
+    NAMESPACE,
+    ORDERED_COLUMN,
+    ROWS,
+    TABLE,
+    compute_key,
+    run_server_with_points,
+)
 
 FILES, KEYS, WARM = 10_000, 5, 1
 """The number of files, of measured keys for each column, and of keys before the measurement."""
@@ -24,21 +32,24 @@ GOAL = 20
 """The goal: how many times faster than DuckDB alone."""
 COLUMNS = {
     **{column: f"by {kind} index" for column, kind in INDEX_KIND_BY_COLUMN.items()},
-    ORDERED_NAMESPACE: "by min and max, in order",
+    ORDERED_COLUMN: "by min and max, in order",
 }
 
 
 async def run(folder: Path, *, quick: bool = False) -> Report:
     files, keys = (40, 2) if quick else (FILES, KEYS)
     report = Report("duckdb_point", f"How long does DuckDB take for one row of {files:,} files?", peer="DuckDB alone")
-    with run_points(files, folder / "seamark") as server, closing(seamark.duckdb.connect(server.base_url)) as con:
+    with (
+        run_server_with_points(files, folder / "seamark") as server,
+        closing(seamark.duckdb.connect(server.base_url)) as con,
+    ):
         ways = {DUCKDB_ALONE: con.sql, OURS: lambda text: seamark.duckdb.sql(con, text)}
         for column, case in COLUMNS.items():
             durations: dict[str, list[float]] = {name: [] for name in ways}
             numbers = np.random.default_rng([len(case), files]).choice(files * ROWS, WARM + keys, replace=False)
             for round_number, number in enumerate(numbers.tolist()):
                 key = compute_key(column, number, files)
-                text = f"SELECT {ORDERED_NAMESPACE}, note FROM sea.{NAMESPACE}.{TABLE} WHERE {column} = {key}"
+                text = f"SELECT {ORDERED_COLUMN}, note FROM sea.{NAMESPACE}.{TABLE} WHERE {column} = {key}"
                 for name, run_text in ways.items():
                     begun_s = time.perf_counter()
                     rows = run_text(text).fetchall()

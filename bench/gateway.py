@@ -62,10 +62,13 @@ class Delays:
         """Return the delay in seconds of `request`, which begins with the head of an HTTP request."""
         start, target = _START.search(request), request.partition(b" HTTP/")[0]
         context = f"{target.partition(b'?')[0]!r} {start and start[1]!r}"
-        queries = context, b"X-Amz-Signature=" in target
-        number = self._requests[queries]
-        self._requests[queries] += 1
-        return min(TAIL_S, MEDIAN_S * random.Random(f"{self._seed} {context} {number}").lognormvariate(0, self._sigma))
+        # A presigned request of the client has the signature in the URL; the gateway signs in a header.
+        counter_key = context, b"X-Amz-Signature=" in target
+        request_number = self._requests[counter_key]
+        self._requests[counter_key] += 1
+        return min(
+            TAIL_S, MEDIAN_S * random.Random(f"{self._seed} {context} {request_number}").lognormvariate(0, self._sigma)
+        )
 
 
 def _run_delaying_proxy(store: str, delays: Delays, rate: float, port: int) -> None:
@@ -161,15 +164,20 @@ def build_reader(client: Any, keys: Keys, size: int, name: str = "o") -> Callabl
 
 
 def read_alternately(
-    seamark_ms: Callable[[int], float], peer_ms: Callable[[int], float], rounds: int
+    read_from_seamark: Callable[[int], float], read_from_peer: Callable[[int], float], rounds: int
 ) -> tuple[list[float], list[float]]:
     """Read ranges through the gateway and directly, alternately, and return the seconds of the reads of both.
 
-    Both read the same ranges, with the same delays on average.
+    Both read the same ranges, with the same delays on average. Three reads of each are a warm-up, and are not returned.
     """
     for number in range(3):
-        seamark_ms(number), peer_ms(number)
-    pairs = [(seamark_ms(n), peer_ms(n)) if n % 2 else (peer_ms(n), seamark_ms(n))[::-1] for n in range(rounds)]
+        read_from_seamark(number), read_from_peer(number)
+    pairs = [
+        (read_from_seamark(n), read_from_peer(n))
+        if n % 2
+        else (read_from_peer(n), read_from_seamark(n))[::-1]  # Seamark's seconds come first in each pair.
+        for n in range(rounds)
+    ]
     return [seamark_s for seamark_s, _ in pairs], [peer_s for _, peer_s in pairs]
 
 

@@ -98,22 +98,30 @@ def repeat_request(request: Request, times: int | None = None) -> Worker:
 Slice = Callable[[BenchTarget], Awaitable[Sample]]
 
 
-async def run_alternately(targets: Sequence[BenchTarget], rounds: int, piece: Slice) -> dict[str, list[Sample]]:
-    """Run `piece` on each target in `rounds` rounds, in reverse order in every second round."""
+async def run_alternately(targets: Sequence[BenchTarget], rounds: int, run_slice: Slice) -> dict[str, list[Sample]]:
+    """Run a short measurement on each target in `rounds` rounds, in reverse order in every second round.
+
+    Args:
+        run_slice: Sends requests to a target and returns the sample. Short slices alternate between the targets, so a
+            change of the machine's speed affects all.
+
+    Returns:
+        The samples of each target, by its name.
+    """
     samples: dict[str, list[Sample]] = {target.name: [] for target in targets}
     for number in range(rounds):
         for target in targets if number % 2 == 0 else reversed(targets):
-            samples[target.name].append(await piece(target))
+            samples[target.name].append(await run_slice(target))
     return samples
 
 
-async def warm_up(targets: Sequence[BenchTarget], pieces: Iterable[Slice], rounds: int) -> None:
-    """Run every piece in `rounds` rounds on every target before the first measurement.
+async def warm_up(targets: Sequence[BenchTarget], slices: Iterable[Slice], rounds: int) -> None:
+    """Run each measurement (slice) in `rounds` rounds on every target before the first real measurement.
 
     A JVM compiles while it runs. Without the warm-up, the first case would run on a slower server than the last.
     """
-    for piece in pieces:
-        await run_alternately(targets, rounds, piece)
+    for run_slice in slices:
+        await run_alternately(targets, rounds, run_slice)
 
 
 def compute_median(samples: Sequence[Sample], value: Callable[[Sample], float]) -> float:

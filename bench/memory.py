@@ -42,18 +42,19 @@ async def _fill_server(target: BenchTarget, count: int) -> tuple[list[float], fl
     """Create and load `count` tables.
 
     Returns:
-        The resident MB at each moment, and the seconds of the creation.
+        The resident memory in MB before the tables, after their creation and after their loads, and the seconds that
+            the creation took.
     """
     await target.call(bodies.create_namespace((NAMESPACE,)))
-    rss = [target.read_rss_mb()]
+    resident_mb = [target.read_rss_mb()]
     names = [f"t{n}" for n in range(count)]
-    answers = await _drive_eight_clients(target, [bodies.create_table(NAMESPACE, name) for name in names])
-    rss.append(target.read_rss_mb())
+    creation_s = await _drive_eight_clients(target, [bodies.create_table(NAMESPACE, name) for name in names])
+    resident_mb.append(target.read_rss_mb())
     await _drive_eight_clients(
         target, [build_request("GET", bodies.build_table_path(NAMESPACE, name)) for name in names]
     )
-    rss.append(target.read_rss_mb())
-    return rss, answers
+    resident_mb.append(target.read_rss_mb())
+    return resident_mb, creation_s
 
 
 async def _drive_eight_clients(target: BenchTarget, requests: list[Request]) -> float:

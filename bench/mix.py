@@ -30,7 +30,7 @@ READ_SHARES = (1.0, 0.9, 0.5, 0.0)
 class Tree:
     """The names of the dataset.
 
-    The children of node n are n·width+1 … n·width+width, as in the original.
+    The children of node n are n·width+1 … n·width+width, as in the Polaris benchmark that this dataset copies.
     """
 
     namespaces: list[tuple[str, ...]]
@@ -82,7 +82,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             report.add(case, "p99", "ms", samples, lambda s: s.compute_quantile(0.99))
             report.add(case, "server CPU", "µs", samples, lambda s: s.server_cpu_us)
             report.add_failures(case, samples)
-            report.add_generator(case, samples)
+            report.note_generator_limit(case, samples)
     report.notes.append(
         "Only requests that succeed count. The fixture is one JDBC client over SQLite in memory, unsynced."
     )
@@ -96,33 +96,35 @@ async def _create_dataset(target: BenchTarget, dataset: Tree) -> Sample:
     """
     for namespace in dataset.namespaces:
         await target.call(bodies.create_namespace(namespace))
-    makers: list[Request] = [
+    create_requests: list[Request] = [
         bodies.create_table(target.make_namespace_path(leaf), name) for leaf, name in dataset.tables
     ]
-    makers += [bodies.create_view(target.make_namespace_path(leaf), name) for leaf, name in dataset.views]
-    return await drive_workers(target, [_send_each(makers[n::CLIENTS]) for n in range(CLIENTS)])
+    create_requests += [bodies.create_view(target.make_namespace_path(leaf), name) for leaf, name in dataset.views]
+    return await drive_workers(target, [_send_each(create_requests[n::CLIENTS]) for n in range(CLIENTS)])
 
 
 def _send_each(requests: list[Request]) -> Worker:
-    yield from (request for request in requests)  # This is a generator because a list cannot receive the answers.
+    """Yield each request once."""
+    # The caller sends each answer into this generator. A `yield from` of the list would fail, as a list has no send().
+    yield from (request for request in requests)
 
 
-def _send_mix(target: BenchTarget, dataset: Tree, read_share: float, chance: random.Random) -> Worker:
-    reads, writes = _list_reads(target, dataset, chance), _list_writes(target, dataset, chance)
+def _send_mix(target: BenchTarget, dataset: Tree, read_share: float, rng: random.Random) -> Worker:
+    reads, writes = _list_reads(target, dataset, rng), _list_writes(target, dataset, rng)
     while True:
-        yield chance.choice(reads if chance.random() < read_share else writes)()
+        yield rng.choice(reads if rng.random() < read_share else writes)()
 
 
-def _list_reads(target: BenchTarget, dataset: Tree, chance: random.Random) -> list[Callable[[], Request]]:
+def _list_reads(target: BenchTarget, dataset: Tree, rng: random.Random) -> list[Callable[[], Request]]:
     def choose_namespace() -> str:
-        return target.make_namespace_path(chance.choice(dataset.namespaces))
+        return target.make_namespace_path(rng.choice(dataset.namespaces))
 
     def choose_table() -> str:
-        leaf, name = chance.choice(dataset.tables)
+        leaf, name = rng.choice(dataset.tables)
         return bodies.build_table_path(target.make_namespace_path(leaf), name)
 
     def choose_view() -> str:
-        leaf, name = chance.choice(dataset.views)
+        leaf, name = rng.choice(dataset.views)
         return bodies.build_view_path(target.make_namespace_path(leaf), name)
 
     return [
@@ -138,17 +140,20 @@ def _list_reads(target: BenchTarget, dataset: Tree, chance: random.Random) -> li
     ]
 
 
-def _list_writes(target: BenchTarget, dataset: Tree, chance: random.Random) -> list[Callable[[], Request]]:
+def _list_writes(target: BenchTarget, dataset: Tree, rng: random.Random) -> list[Callable[[], Request]]:
+    """Return the functions that build a write request: a change of a property of a random namespace, table or view."""
+
     def draw_change() -> dict[str, str]:
-        # A bounded set of names: the original's new names would make later rounds more expensive than earlier rounds.
-        return {f"NewAttribute_{chance.randrange(10)}": f"NewValue_{chance.randrange(10**6)}"}
+        # The Polaris benchmark sets a new property each time, so tables grow and later rounds are slower than earlier
+        # rounds. Ten names keep the size constant.
+        return {f"NewAttribute_{rng.randrange(10)}": f"NewValue_{rng.randrange(10**6)}"}
 
     def build_commit(path: str, label: str) -> Request:
         body = {"requirements": [], "updates": [{"action": "set-properties", "updates": draw_change()}]}
         return build_request("POST", path, body, label=label, tolerated_statuses=(409,))
 
     def update_namespace() -> Request:
-        path = f"/v1/namespaces/{target.make_namespace_path(chance.choice(dataset.namespaces))}/properties"
+        path = f"/v1/namespaces/{target.make_namespace_path(rng.choice(dataset.namespaces))}/properties"
         return build_request(
             "POST",
             path,
@@ -158,11 +163,11 @@ def _list_writes(target: BenchTarget, dataset: Tree, chance: random.Random) -> l
         )
 
     def update_table() -> Request:
-        leaf, name = chance.choice(dataset.tables)
+        leaf, name = rng.choice(dataset.tables)
         return build_commit(bodies.build_table_path(target.make_namespace_path(leaf), name), "update table")
 
     def update_view() -> Request:
-        leaf, name = chance.choice(dataset.views)
+        leaf, name = rng.choice(dataset.views)
         return build_commit(bodies.build_view_path(target.make_namespace_path(leaf), name), "update view")
 
     return [update_namespace, update_table, update_view]

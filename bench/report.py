@@ -23,6 +23,8 @@ from bench.measure import Sample, compute_median
 
 RESULTS = Path(__file__).parent / "results"
 OURS = "seamark"
+BUSY_GENERATOR_SHARE = 0.9
+"""The share of its core that the load generator uses, above which it may limit the measured rates."""
 BUSY = 0.7
 """The load average before a run above which the report notes that other programs used the machine."""
 
@@ -36,9 +38,12 @@ class AnswersDiffer(Exception):
 
 @dataclass
 class Row:
-    """One measurement:
+    """One measurement of several servers.
 
-    `values` by the name of the server, in `unit`. The ratio compares Seamark with the server `peer`.
+    Attributes:
+        values: The measured value of each server, by its name, in `unit`.
+        peer: The server with which the ratio compares Seamark.
+        goal: The worst value that Seamark may have, or None without a goal.
     """
 
     case: str
@@ -89,7 +94,13 @@ class Report:
         value: Callable[[Sample], float],
         **options: Any,
     ) -> None:
-        """Add a row of medians over the rounds. Failed requests of any server become a note."""
+        """Add a row of medians over the rounds.
+
+        Args:
+            samples: The measurements of all rounds, by the name of the server.
+            value: Returns the measured value of a sample.
+            options: Further fields of the row.
+        """
         self.rows.append(Row(case, measure, unit, {n: compute_median(s, value) for n, s in samples.items()}, **options))
 
     def add_failures(self, case: str, samples: dict[str, list[Sample]]) -> None:
@@ -100,11 +111,14 @@ class Report:
                 example = next(f for s in rounds for f in s.failures)
                 self.notes.append(f"{case}: {name} failed {failed_count} of {total} requests, such as {example}")
 
-    def add_generator(self, case: str, samples: dict[str, list[Sample]]) -> None:
-        """Add a note if the load generator was the limit; the server may be faster than the figures show."""
+    def note_generator_limit(self, case: str, samples: dict[str, list[Sample]]) -> None:
+        """Add a note if the load generator used nearly all of its core.
+
+        In that case the servers may be faster than the figures show.
+        """
         for name, rounds in samples.items():
             share = compute_median(rounds, lambda s: s.generator_cpu)
-            if share > 0.9:
+            if share > BUSY_GENERATOR_SHARE:
                 self.notes.append(
                     f"{case}: the generator used {share:.0%} of its core against {name}; it may be the limit"
                 )

@@ -33,13 +33,13 @@ BENCHES: dict[str, Bench] = {
 
 
 def main() -> None:
-    parser = choose_names("bench.run", __doc__, BENCHES)
+    parser = build_parser("bench.run", __doc__, BENCHES)
     parser.add_argument("--folder", type=Path, help="where servers keep their data (the disk that is measured)")
     arguments = parser.parse_args()
-    run_benches(BENCHES, build_parser(parser, arguments, BENCHES), quick=arguments.quick, folder=arguments.folder)
+    run_benches(BENCHES, choose_benchmarks(parser, arguments, BENCHES), quick=arguments.quick, folder=arguments.folder)
 
 
-def choose_names(module: str, description: str | None, benches: Mapping[str, Bench]) -> argparse.ArgumentParser:
+def build_parser(module: str, description: str | None, benches: Mapping[str, Bench]) -> argparse.ArgumentParser:
     """Return a parser for the arguments of every runner of benchmarks: names and --quick."""
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(benches)}; default: all")
@@ -47,10 +47,10 @@ def choose_names(module: str, description: str | None, benches: Mapping[str, Ben
     return parser
 
 
-def build_parser(
+def choose_benchmarks(
     parser: argparse.ArgumentParser, arguments: argparse.Namespace, benches: Mapping[str, Bench]
 ) -> Sequence[str]:
-    """Return the chosen benchmarks, or all if none is chosen. An unknown name ends the process."""
+    """Return the names of the chosen benchmarks, or of all if none is chosen. An unknown name ends the process."""
     unknown_names = set(arguments.names) - set(benches)
     if unknown_names:
         parser.error(f"no bench {', '.join(sorted(unknown_names))}; there are {', '.join(benches)}")

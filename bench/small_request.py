@@ -56,7 +56,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             report.add(title, "p99", "ms", samples, lambda s: s.compute_quantile(0.99))
             report.add(title, "requests", "/s", samples, lambda s: s.rate, lower_is_better=False)
             report.add_failures(title, samples)
-            report.add_generator(title, samples)
+            report.note_generator_limit(title, samples)
         body = (await targets[0].call(build_request("GET", path))).body
         floor = await bounds.measure_transfer_ms(body, 2000)
         report.bounds = {

@@ -22,7 +22,7 @@ import seamark.duckdb
 from bench.duckdb_point import COLUMNS, DUCKDB_ALONE, FILES, KEYS, WARM
 from bench.report import OURS, AnswersDiffer, Report, Row
 from bench.ssb.queries import QUERIES
-from bench.trino.points import NAMESPACE, ORDERED_NAMESPACE, ROWS, TABLE, compute_key, run_points
+from bench.trino.points import NAMESPACE, ORDERED_COLUMN, ROWS, TABLE, compute_key, run_server_with_points
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import InProcessWorkers, build
 from seamark.connector.sql.choice import AUTO, DUCKDB, TRINO, StatementProfile, choose
@@ -44,7 +44,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     title = f"How long does the SQL entry take for one row of {files:,} files?"
     report = Report("sql_point", title, peer="DuckDB alone")
     with (
-        run_points(files, folder / "seamark") as server,
+        run_server_with_points(files, folder / "seamark") as server,
         closing(seamark.duckdb.connect(server.base_url)) as con,
         SqlSession(server.base_url) as session,
     ):
@@ -52,7 +52,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             durations: dict[str, list[float]] = {DUCKDB_ALONE: [], OURS: []}
             numbers = np.random.default_rng([len(case), files]).choice(files * ROWS, WARM + keys, replace=False)
             for round_number, number in enumerate(numbers.tolist()):
-                text = f"SELECT {ORDERED_NAMESPACE}, note FROM sea.{NAMESPACE}.{TABLE} WHERE {column} = "
+                text = f"SELECT {ORDERED_COLUMN}, note FROM sea.{NAMESPACE}.{TABLE} WHERE {column} = "
                 text += str(compute_key(column, number, files))
                 for name in durations:
                     begun_s = time.perf_counter()
@@ -79,7 +79,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 def _measure_any_case(url: str, session: SqlSession, files: int) -> Row:
     number = files * ROWS // 3
-    text = f"SELECT {ORDERED_NAMESPACE} FROM {NAMESPACE}.{TABLE} WHERE lower(note) = 'note about {number}'"
+    text = f"SELECT {ORDERED_COLUMN} FROM {NAMESPACE}.{TABLE} WHERE lower(note) = 'note about {number}'"
     connections = {}
     for name in (_WITHOUT_INDEX, OURS):
         if name == OURS:

@@ -145,6 +145,10 @@ def run_seamark_pg(folder: Path) -> Iterator[BenchTarget]:
 
 @contextlib.contextmanager
 def _run_fixture(name: str, folder: Path, jdbc: str) -> Iterator[BenchTarget]:
+    """Run Iceberg's Java REST catalog server over the JDBC database `jdbc`, and yield it as a target.
+
+    This server separates the levels of a namespace in URLs by a period (`%2E`).
+    """
     warehouse = folder / name
     warehouse.mkdir(parents=True)
     # There is one JDBC client: a second client would open another database in memory, or find the file locked.
@@ -152,6 +156,7 @@ def _run_fixture(name: str, folder: Path, jdbc: str) -> Iterator[BenchTarget]:
         old_pids = {child.pid for child in psutil.Process().children()}
         with pin_to_core(SERVER_CORE), _change_environment({"CATALOG_URI": jdbc, "CATALOG_CLIENTS": "1"}):
             base_url = stack.enter_context(run_java_fixture(warehouse, log=folder / f"{name}.log"))
+        # `run_java_fixture` yields only the URL. The process id of the server is that of the new child process.
         (pid,) = {child.pid for child in psutil.Process().children()} - old_pids
         yield BenchTarget(name, base_url, (pid,), warehouse, separator="%2E")
 

@@ -140,7 +140,7 @@ class AdmittingCache(BudgetedCache[K, V]):
         the pinned part, it is stored without the pin. Otherwise, it replaces the oldest pinned values. Other values
         begin in the window, the part for new entries.
         """
-        charged_bytes = self._replace(key, size_bytes, min(self._budget_bytes, self._holder_bytes))
+        charged_bytes = self._remove_and_compute_charge(key, size_bytes, min(self._budget_bytes, self._holder_bytes))
         if charged_bytes is None:
             return False
         is_pinned = pinned and charged_bytes <= self._holder_pinned_bytes
@@ -285,7 +285,7 @@ class AdmittingCache(BudgetedCache[K, V]):
         Raises:
             AssertionError: A size does not match.
         """
-        self._check_account([entry.charged_bytes for entry in self._entries.values()])
+        self._check_used_bytes([entry.charged_bytes for entry in self._entries.values()])
         for name, keys in self._segments.items():
             assert keys.used_bytes == sum(self._entries[key].charged_bytes for key in keys.keys)
             assert all(self._entries[key].segment == name for key in keys.keys)

@@ -2,8 +2,8 @@
 memory-mapped.
 
 The rule: a hit returns the complete payload that was put, and any damage to the folder is a miss. An envelope in each
-file proves that the payload is complete (`envelope.py`); it is checked once per mapping. diskcache accounts for the
-files and evicts them (`ledger.py`).
+file proves that the payload is complete (`envelope.py`); it is checked once per mapping. diskcache lists the
+files in a usage database and evicts them (`ledger.py`).
 
 A mapping outlives its file: an evicted file stays readable while it is in use, and its disk space is freed with the
 last view. Therefore the disk can contain more than the budget, because it also contains the evicted files that
@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from seamark.cache.buffers import Buffers
-from seamark.cache.envelope import HEADER_BYTES, Damaged, compute_key_digest, seal, unseal
+from seamark.cache.envelope import HEADER_BYTES, Damaged, compute_key_digest, extract_payload, make_header
 from seamark.cache.ledger import (
     BUDGET_BYTES_MIN,
     NAME_BYTES,
     Ledger,
     LedgerUnavailable,
-    compute_charge,
+    compute_disk_bytes,
     make_file_name,
 )
 from seamark.cache.region import Region, map_file
@@ -41,7 +41,7 @@ MAP_BYTES_MIN = 64 * 1024
 A smaller file is read, because a mapping needs one more system call, and its own pages.
 """
 _TOUCHES_MAX = 1024
-"""The number of used keys after which the uses are written to the account."""
+"""The number of used keys after which the uses are written to the usage database (`Ledger`)."""
 _BUFFER_POOL_BYTES = 8 << 20
 """The size in bytes of the buffers that are kept for the next reads. It is enough for an answer of 32 blocks."""
 _NOWAIT_FLAG: int | None = getattr(os, "RWF_NOWAIT", None)
@@ -60,7 +60,7 @@ class DiskTier:
             descriptor.
         map_bytes_min: The size from which files are mapped. Smaller files are read.
         should_replace: Decides which values are stored in a full folder: a value is stored only if `should_replace(its
-            key, the key of the entry to evict)` is true. The keys are those that `make_account_key` returns. If it is
+            key, the key of the entry to evict)` is true. The keys are those that `make_database_key` returns. If it is
             None, every value is stored.
         holder_bytes: The budget of each holder of values. At this limit, the holder's own entries are evicted. If it is
             None, holders have no budget.
@@ -84,6 +84,7 @@ class DiskTier:
         check_mapped: bool = True,
         reused_bytes: int = 0,
     ) -> None:
+        """Open the folder if it exists. The class describes the arguments."""
         if budget_bytes < BUDGET_BYTES_MIN:
             raise ValueError(f"budget_bytes is {budget_bytes}; a cache folder needs at least {BUDGET_BYTES_MIN}")
         if mapped_max < 0:
@@ -100,7 +101,7 @@ class DiskTier:
         self._buffers = Buffers(HEADER_BYTES + reused_bytes, _BUFFER_POOL_BYTES if reused_bytes else 0)
         self._mapped_values: OrderedDict[str, memoryview] = OrderedDict()
         self._recent_uses: dict[str, None] = {}
-        """The keys that were used since the last update of the account, in order of first use.
+        """The keys that were used since the last update of the usage database, in order of first use.
 
         They are written in batches, so that a get writes nothing.
         """
@@ -111,7 +112,8 @@ class DiskTier:
         self._closed = False
         self._ledger = Ledger(self._folder, budget_bytes, holders=holder_bytes is not None)
         if os.path.lexists(self._folder):
-            self._record_uses()  # It opens the account, which evicts files if the budget is lower than before.
+            # This opens the usage database, which evicts files if the budget is lower than before.
+            self._record_uses()
 
     def get(self, key: str) -> memoryview | None:
         with self._lock:
@@ -124,7 +126,7 @@ class DiskTier:
             if self._closed:
                 self._misses += 1
                 return None
-        return self._open(key)
+        return self._read_from_disk(key)
 
     def get_resident(self, key: str) -> memoryview | None:
         """Return the value if the kernel has its pages in memory, so that the read does not wait for the disk.
@@ -137,7 +139,7 @@ class DiskTier:
         digest = compute_key_digest(key)
         try:
             data = _read_resident(f"{self._folder_text}/{make_file_name(digest)}", _NOWAIT_FLAG, self._buffers)
-            payload = None if data is None else unseal(digest, data)
+            payload = None if data is None else extract_payload(digest, data)
         except (OSError, Damaged):
             return None  # `get` will count the damage and discard the file.
         if payload is not None:
@@ -172,7 +174,7 @@ class DiskTier:
         return self.put_many([(key, payload, holder)])[0]
 
     def put_many(self, values: Sequence[tuple[str, Payload, str]]) -> list[bool]:
-        """Store several values (key, payload, holder) with one transaction of the account.
+        """Store several values (key, payload, holder) with one transaction of the usage database.
 
         For small values, this takes a third of the time of separate calls.
         """
@@ -189,25 +191,27 @@ class DiskTier:
             return stored_flags
 
         def store(cache: Any) -> list[bool]:
-            """Record the files in the account, and write those that fit. Return whether each file is stored."""
+            """Record the files in the usage database, and write those that fit. Return whether each is stored."""
             outcomes = []
             with cache.transact():
-                self._ledger.touch(cache, self._take_touched())
+                self._ledger.touch(cache, self._take_recent_uses())
                 for file in missing:
-                    has_room = self._make_room(cache, file.digest[:NAME_BYTES], compute_charge(file.size), file.holder)
+                    has_room = self._make_room(
+                        cache, file.key_digest[:NAME_BYTES], compute_disk_bytes(file.size), file.holder
+                    )
                     if has_room:
-                        # Write the row before the file, so that a crash leaves no file without an account.
+                        # Write the row before the file, so that a crash leaves no file that the database does not list.
                         tag = None if self._holder_bytes is None else file.holder
-                        cache.set(file.digest[:NAME_BYTES], compute_charge(file.size), tag=tag)
+                        cache.set(file.key_digest[:NAME_BYTES], compute_disk_bytes(file.size), tag=tag)
                     outcomes.append(has_room)
             for number, file in enumerate(missing):
                 # A later value of the same call may have evicted an earlier value.
-                if outcomes[number] and (number == len(missing) - 1 or file.digest[:NAME_BYTES] in cache):
+                if outcomes[number] and (number == len(missing) - 1 or file.key_digest[:NAME_BYTES] in cache):
                     try:
                         _write_file(file.path, [memoryview(file.header), *file.parts])
                     except BaseException:
                         for unwritten_file in missing[number:]:
-                            cache.delete(unwritten_file.digest[:NAME_BYTES])
+                            cache.delete(unwritten_file.key_digest[:NAME_BYTES])
                         raise
                 else:
                     outcomes[number] = False
@@ -258,7 +262,7 @@ class DiskTier:
         try:
             with (self._folder / make_file_name(digest)).open("rb", buffering=0) as file:
                 data = memoryview(file.read())
-                if unseal(digest, data) != region.payload:
+                if extract_payload(digest, data) != region.payload:
                     return False
                 region.map_over(file.fileno())
         except (OSError, Damaged):
@@ -269,7 +273,7 @@ class DiskTier:
         with self._lock:
             self._mapped_values.pop(key, None)
             self._recent_uses.pop(key, None)
-        name = make_account_key(key)
+        name = make_database_key(key)
         try:
             # Delete the file before taking the lock, because a discarded file must be deleted even if the folder is
             # busy or full.
@@ -313,14 +317,17 @@ class DiskTier:
         )
         self._ledger.check_invariants()
 
-    def _open(self, key: str) -> memoryview | None:
-        """Read the value from the disk."""
+    def _read_from_disk(self, key: str) -> memoryview | None:
+        """Return the value from its file, count a hit or a miss, and delete a damaged file.
+
+        A file that is large enough is mapped, and the mapping is kept for later reads.
+        """
         payload, is_damaged = None, False
         digest = compute_key_digest(key)
         try:
             data = _read_file(self._folder / make_file_name(digest), self._map_bytes_min)
             is_mapped = len(data) >= self._map_bytes_min
-            payload = unseal(digest, data, check_payload=self._check_mapped or not is_mapped)
+            payload = extract_payload(digest, data, check_payload=self._check_mapped or not is_mapped)
         except FileNotFoundError:
             pass
         except Damaged:
@@ -351,18 +358,18 @@ class DiskTier:
         if is_due:
             self._record_uses(wait_s=0)
 
-    def _take_touched(self) -> list[bytes]:
+    def _take_recent_uses(self) -> list[bytes]:
         with self._lock:
             keys, self._recent_uses = self._recent_uses, {}
-        return list(map(make_account_key, keys))
+        return list(map(make_database_key, keys))
 
     def _record_uses(self, wait_s: float = 2.0) -> None:
-        """Write the recorded uses to the account.
+        """Record in the usage database which files were used since the last call, so that they are evicted later.
 
         Uses that cannot be written now are dropped, so that they do not fill the memory. With `wait_s` of 0, this is
         not counted as an error, because the caller did not want to wait.
         """
-        keys = self._take_touched()
+        keys = self._take_recent_uses()
 
         def update(cache: Any) -> None:
             with cache.transact():
@@ -382,10 +389,10 @@ class DiskTier:
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A value to store. `size` includes the header."""
+    """A value to store. `size` is the number of bytes of the file, including the header."""
 
     key: str
-    digest: bytes
+    key_digest: bytes
     path: Path
     header: bytes
     parts: list[memoryview]
@@ -396,11 +403,11 @@ class _File:
     def from_payload(cls, folder: Path, key: str, payload: Payload, holder: str) -> _File:
         parts, digest = split_payload(payload), compute_key_digest(key)
         size = HEADER_BYTES + sum(len(part) for part in parts)
-        return cls(key, digest, folder / make_file_name(digest), seal(digest, parts), parts, size, holder)
+        return cls(key, digest, folder / make_file_name(digest), make_header(digest, parts), parts, size, holder)
 
 
-def make_account_key(key: str) -> bytes:
-    """Return the name of a key in the account of the folder. `should_replace` receives these names."""
+def make_database_key(key: str) -> bytes:
+    """Return the name of a key in the usage database of the folder. `should_replace` receives these names."""
     return compute_key_digest(key)[:NAME_BYTES]
 
 

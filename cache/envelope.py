@@ -1,7 +1,7 @@
 """The envelope of a stored value: a read returns exactly the value that was put under the key, or is refused.
 
-The rule: a reader trusts only the envelope, and not the file's name, its length or the account. Files may therefore be
-torn, swapped, corrupted or left over from a crash, and nothing is synced to the disk.
+The rule: a reader trusts only the envelope, and not the file's name, its length or the usage database. Files may
+therefore be torn, swapped, corrupted or left over from a crash, and nothing is synced to the disk.
 
     bytes  0–7   magic, with a line end that a transfer in text mode would break
     bytes  8–11  version of this layout
@@ -42,10 +42,12 @@ def compute_key_digest(key: str) -> bytes:
     return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=32).digest()
 
 
-def seal(digest: bytes, parts: Sequence[memoryview]) -> bytes:
-    """Return the header (64 bytes) of a payload.
+def make_header(digest: bytes, parts: Sequence[memoryview]) -> bytes:
+    """Return the header (64 bytes) of the file of a cached value, with checksums of the key and the payload.
 
-    The payload is the concatenation of `parts`, each of which has itemsize 1.
+    Args:
+        digest: The BLAKE2b-256 of the key.
+        parts: The buffers whose concatenation is the payload. Each has itemsize 1.
     """
     checksum = 0
     for part in parts:
@@ -54,24 +56,27 @@ def seal(digest: bytes, parts: Sequence[memoryview]) -> bytes:
     return head + _CHECK.pack(isal_zlib.crc32(head))
 
 
-def unseal(digest: bytes, data: memoryview, *, check_payload: bool = True) -> memoryview:
-    """Return the payload, a slice of `data`, after checking its envelope.
+def extract_payload(digest: bytes, data: memoryview, *, check_payload: bool = True) -> memoryview:
+    """Return the payload, a slice of `data`, after a comparison with the header at the start of `data`.
 
-    If `check_payload` is False, only the header is read, which contains the key and the length. In this case, the
-    payload must have its own checksums.
+    Args:
+        digest: The BLAKE2b-256 of the key.
+        data: The bytes of the file.
+        check_payload: Whether to compare the payload's checksum. If False, only the key and the length are compared,
+            and the payload must have its own checksums.
 
     Raises:
-        Damaged: The data differ from the envelope that `seal` has made for this key.
+        Damaged: The header differs from that of `make_header` for this key, or the payload does not match it.
     """
     if len(data) < HEADER_BYTES:
         raise Damaged(f"the file has {len(data)} bytes, which are too few for a header")
     head = data[: _LAYOUT.size]
     if _CHECK.unpack_from(data, _LAYOUT.size)[0] != isal_zlib.crc32(head):
         raise Damaged("the header's checksum does not match")
-    magic, version, zero, length, owner, checksum = _LAYOUT.unpack(head)
+    magic, version, zero, length, stored_digest, checksum = _LAYOUT.unpack(head)
     if magic != _MAGIC or version != VERSION or zero != 0:
         raise Damaged(f"the layout has version {version}; this program reads version {VERSION}")
-    if owner != digest:
+    if stored_digest != digest:
         raise Damaged("the entry belongs to another key")
     payload = data[HEADER_BYTES:]
     if len(payload) != length:

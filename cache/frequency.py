@@ -1,10 +1,10 @@
-"""Recent request frequencies of keys, estimated in a few bytes per key: a count-min sketch with a doorkeeper.
+"""Recent request frequencies of keys, estimated in a few bytes per key: a count-min sketch and a Bloom filter.
 
 The sketch has four rows of counters from 0 to 15. The estimate is the lowest of a key's four counters. So it is never
-less than the true count since the last ageing, up to 16. The doorkeeper, a Bloom filter, records the first request of
-each key, so that keys that are requested once use no counters. After ten requests per expected key, all counters are
-halved and the doorkeeper is cleared, so that old requests lose their weight. Source: Einziger, Friedman, Manes,
-"TinyLFU: a highly efficient cache admission policy", 2017.
+less than the true count since the last ageing, up to 16. A Bloom filter (the paper's doorkeeper) records the first
+request of each key, so that keys that are requested once use no counters. After ten requests per expected key, all
+counters are halved and the Bloom filter is cleared, so that old requests lose their weight. Source: Einziger, Friedman,
+Manes, "TinyLFU: a highly efficient cache admission policy", 2017.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 COUNT_MAX = 15
-_SAMPLE_PER_ENTRY = 10
+_REQUESTS_PER_KEY = 10
+"""The number of requests per expected key after which all counts are halved."""
 _MASK64 = (1 << 64) - 1
-_FACTORS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E8FEB86659FD93)
+_HASH_FACTORS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E8FEB86659FD93)
 """Odd constants of known mixing functions, which give a key a different position in each row of counters."""
 _HALVED_COUNTS = bytes(count // 2 for count in range(256))
 
@@ -37,19 +38,22 @@ class FrequencySketch:
         # The number of counters in a row is a power of two, so that the highest bits of a hash are a position in it.
         bits = max(4, (keys_expected - 1).bit_length())
         self._shift = 64 - bits
-        self._rows = tuple(bytearray(1 << bits) for _ in _FACTORS)
-        self._doorkeeper = bytearray(1 << bits)
-        """A Bloom filter with eight bits for each expected key. A key sets two of them."""
-        self._sample = _SAMPLE_PER_ENTRY * keys_expected
+        self._rows = tuple(bytearray(1 << bits) for _ in _HASH_FACTORS)
+        self._seen_keys = bytearray(1 << bits)
+        """A Bloom filter of keys that were requested at least once. It has eight bits for each expected key."""
+        self._requests_per_ageing = _REQUESTS_PER_KEY * keys_expected
         self._count_total = 0
 
     def count(self, key: Hashable) -> None:
-        """Count a request of a key."""
+        """Count a request of a key.
+
+        The first request is only noted in the Bloom filter, and later requests increase the counters.
+        """
         slots = self._find_slots(key)
         self._count_total += 1
-        if self._count_total >= self._sample:
+        if self._count_total >= self._requests_per_ageing:
             self._halve_counts()
-        if not self._add_to_doorkeeper(slots):
+        if not self._add_to_seen_keys(slots):
             return
         rows = self._rows
         minimum = min(row[slot] for row, slot in zip(rows, slots, strict=True))
@@ -69,7 +73,7 @@ class FrequencySketch:
         value = hash(key) & _MASK64
         value ^= value >> 32
         shift = self._shift
-        first, second, third, fourth = _FACTORS
+        first, second, third, fourth = _HASH_FACTORS
         return (
             ((value * first) & _MASK64) >> shift,
             ((value * second) & _MASK64) >> shift,
@@ -77,20 +81,20 @@ class FrequencySketch:
             ((value * fourth) & _MASK64) >> shift,
         )
 
-    def _add_to_doorkeeper(self, slots: tuple[int, int, int, int]) -> bool:
-        """Add a key to the doorkeeper, and return whether it was already in it."""
+    def _add_to_seen_keys(self, slots: tuple[int, int, int, int]) -> bool:
+        """Add a key to the Bloom filter of keys that were requested once, and return whether it was already in it."""
         was_inside = self._is_inside(slots)
-        # Slots of two rows choose bytes of the doorkeeper. The lowest three bits of the other slots choose their bits.
+        # Slots of two rows choose bytes of the filter. The lowest three bits of the other slots choose their bits.
         for slot, bit in ((slots[0], slots[1] & 7), (slots[2], slots[3] & 7)):
-            self._doorkeeper[slot] |= 1 << bit
+            self._seen_keys[slot] |= 1 << bit
         return was_inside
 
     def _is_inside(self, slots: tuple[int, int, int, int]) -> bool:
-        doorkeeper = self._doorkeeper
-        return bool(doorkeeper[slots[0]] >> (slots[1] & 7) & 1 and doorkeeper[slots[2]] >> (slots[3] & 7) & 1)
+        seen_keys = self._seen_keys
+        return bool(seen_keys[slots[0]] >> (slots[1] & 7) & 1 and seen_keys[slots[2]] >> (slots[3] & 7) & 1)
 
     def _halve_counts(self) -> None:
         for row in self._rows:
             row[:] = row.translate(_HALVED_COUNTS)
-        self._doorkeeper[:] = bytes(len(self._doorkeeper))
+        self._seen_keys[:] = bytes(len(self._seen_keys))
         self._count_total //= 2

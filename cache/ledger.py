@@ -1,12 +1,13 @@
-"""The account of a folder of cached files (names, sizes and last uses), which evicts the least recently used files.
+"""The usage database of a folder of cached files: their names, sizes and last uses.
 
-diskcache keeps the account in a SQLite file and evicts files according to it. Three rules make this safe and cheap:
+It selects the least recently used files for eviction. diskcache keeps it in the SQLite file `cache.db` of the folder.
+Three rules make this safe and cheap:
 
 - All changes of the folder run under one lock file, one process and one thread at a time. Space is freed before a file
   is written, so that the folder is always within its budget, with any number of processes.
-- Readers use neither the lock nor SQLite: a file's name is derived from its key, and its envelope proves its content. A
-  locked, slow or corrupt account costs no hit.
-- The account is disposable. It is audited when it is opened, and a corrupt account is deleted with its files. It is
+- Readers use neither the lock nor SQLite: a file's name is derived from its key, and a header with checksums proves its
+  content. A locked, slow or corrupt database costs no hit.
+- The database is disposable. It is checked when it is opened, and a corrupt database is deleted with its files. It is
   never synced. It uses a rollback journal instead of a write-ahead log, because a journal is not mapped, so that a
   truncated file causes an error and not a SIGBUS.
 
@@ -32,7 +33,7 @@ from diskcache.core import MODE_BINARY
 T = TypeVar("T")
 
 BLOCK_BYTES = 4096
-"""The allocation unit of file systems in bytes. The account rounds the size of a file up to whole blocks."""
+"""The allocation unit of file systems in bytes. The database rounds the size of a file up to whole blocks."""
 _DIRECTORY_ENTRY_BYTES = 128
 NAME_BYTES = 16
 """The number of bytes of a key from which the name of its file is derived."""
@@ -74,7 +75,7 @@ _HOLDER_TRIGGERS_SQL = (
     "DELETE FROM Holders",
     "INSERT INTO Holders SELECT tag, SUM(size) FROM Cache WHERE tag IS NOT NULL GROUP BY tag",
 )
-"""The SQL that counts the bytes of each holder: triggers update the sums, and opening the account computes them."""
+"""The SQL that counts the bytes of each holder: triggers update the sums, and opening the database computes them."""
 
 _TRANSIENT_ERRORS = {
     sqlite3.SQLITE_BUSY,
@@ -90,11 +91,11 @@ _TRANSIENT_ERRORS = {
 
 
 class LedgerUnavailable(Exception):
-    """The account cannot be used now. The message names the cause."""
+    """The usage database of a cache folder cannot be used now. The message names the cause."""
 
 
 class _Corrupt(Exception):
-    """The account contradicts itself or the files."""
+    """The usage database of a cache folder contradicts itself or the files."""
 
 
 _FAILURES = (sqlite3.Error, Timeout, OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
@@ -111,7 +112,16 @@ class _Files(Disk):  # type: ignore[misc]  # diskcache has no types
     """
 
     def store(self, value: int, read: bool, key: bytes = b"") -> tuple[int, int, str, None]:
-        """Return the columns of a row. `value` is the charged size of the file. Nothing is pickled."""
+        """Return the columns of the row of a file in diskcache's table: size, mode, file name and value.
+
+        This overrides `diskcache.Disk.store`, which pickles the value or writes it to a file. Here, `DiskTier` writes
+        the file, and the row has no value.
+
+        Args:
+            value: The disk space of the file in bytes.
+            read: A parameter of diskcache that is not used.
+            key: The key from which the name of the file is derived.
+        """
         return value, MODE_BINARY, make_file_name(key), None
 
     def fetch(self, mode: int, filename: str, value: object, read: bool) -> str:
@@ -123,8 +133,8 @@ class _Files(Disk):  # type: ignore[misc]  # diskcache has no types
             os.unlink(os.path.join(self._directory, file_path))
 
 
-class _Account(Cache):  # type: ignore[misc]  # diskcache has no types
-    """A `Cache` of diskcache with one connection for all threads."""
+class _UsageDatabase(Cache):  # type: ignore[misc]  # diskcache has no types
+    """The database of diskcache for one folder, with one connection for all threads."""
 
     _connection: sqlite3.Connection | None = None
     _pid = -1
@@ -141,6 +151,8 @@ class _Account(Cache):  # type: ignore[misc]  # diskcache has no types
             self._connection = sqlite3.connect(
                 path, timeout=self.timeout, isolation_level=None, check_same_thread=False
             )
+            # The database is disposable, so it is not synced. It is not mapped, so that a truncated file causes an
+            # error and not a SIGBUS.
             for pragma in ("journal_mode = truncate", "synchronous = 0", "mmap_size = 0"):
                 self._connection.execute(f"PRAGMA {pragma}")
         return self._connection
@@ -160,25 +172,26 @@ def make_file_name(key: bytes) -> str:
     return f"{name[0]}/{name}{SUFFIX}"
 
 
-def compute_charge(file_bytes: int) -> int:
+def compute_disk_bytes(file_bytes: int) -> int:
     """Return the disk space of a file of this length: its blocks and its directory entry."""
     blocks = -(-file_bytes // BLOCK_BYTES)
     return blocks * BLOCK_BYTES + _DIRECTORY_ENTRY_BYTES
 
 
 class Ledger:
-    """The account of a folder.
+    """The usage database of a cache folder: the names, sizes and last uses of its files.
 
     The constructor never raises an error: if the folder cannot be used, each `run` tries again.
     """
 
     def __init__(self, folder: Path, budget_bytes: int, *, holders: bool = False) -> None:
-        """Open the account, if possible.
+        """Prepare the usage database of a folder. The first `run` opens it.
 
         Args:
             folder: The folder of the files.
             budget_bytes: The maximum size of the folder.
-            holders: Whether the account also counts the bytes of each holder. The tag of a row names the holder.
+            holders: Whether the database also counts the bytes of each holder, such as a tenant. The column `tag` of
+                a row names the holder.
         """
         self._folder = folder
         self._budget_bytes = budget_bytes
@@ -193,7 +206,7 @@ class Ledger:
     def run(self, action: Callable[[Any], T], wait_s: float = LOCK_WAIT_S) -> T:
         """Call `action` with diskcache's `Cache` under the lock, and return its result.
 
-        If the account is corrupt, it is replaced by an empty account, and the action runs again.
+        If the database is corrupt, it is replaced by an empty database, and the action runs again.
 
         Raises:
             LedgerUnavailable: The lock is not free within `wait_s`, or the disk is full, read-only or gone.
@@ -247,7 +260,7 @@ class Ledger:
         while self.get_held_bytes(cache, holder) + need_bytes > limit_bytes:
             rows = cache._sql("SELECT key FROM Cache WHERE tag = ? ORDER BY access_time LIMIT 1", (holder,)).fetchall()
             if not rows:
-                raise _Corrupt("the sums of the holders in the account do not match the sizes of their files")
+                raise _Corrupt("the sums of the holders in the usage database do not match the sizes of their files")
             ((oldest_key,),) = rows
             if not admits(bytes(oldest_key)):
                 return False
@@ -288,7 +301,10 @@ class Ledger:
             self._cache = None
 
     def _open(self) -> Any:
-        """Return the account that is on the disk now, because another process may have removed or replaced it."""
+        """Return the usage database that is on the disk now, because another process may have removed or replaced it.
+
+        A newly opened database is checked (`_audit`), and files are evicted if they exceed the budget.
+        """
         path = self._folder / _DATABASE
         if self._cache is None or _read_inode(path) != self._inode:
             self._forget()
@@ -296,7 +312,7 @@ class Ledger:
                 # This statement detects another program's lock within a second. The later statements would take a
                 # minute.
                 connection.execute("BEGIN IMMEDIATE")
-            cache = _Account(
+            cache = _UsageDatabase(
                 str(self._folder),
                 timeout=_SQLITE_TIMEOUT_S,
                 disk=_Files,
@@ -320,10 +336,10 @@ class Ledger:
         return self._cache
 
     def _audit(self, cache: Any) -> None:
-        """Remove rows without files and files without rows, which a crash can leave.
+        """Remove rows of the usage database without files, and files without rows, which a crash can leave.
 
         The rows are corrupt if their sum differs from the totals that diskcache stores (`size` and `count`), or if a
-        name does not follow from its key. A connection without diskcache reads them, because diskcache trusts its
+        file name is not derived from its key. A connection without diskcache reads them, because diskcache trusts its
         totals.
 
         Raises:
@@ -336,9 +352,9 @@ class Ledger:
                 "SELECT MAX(value) FILTER (WHERE key = 'size'), MAX(value) FILTER (WHERE key = 'count') FROM Settings"
             ).fetchall()
         if verdict != "ok" or (size, count) != (sum(charge for _, charge, _ in rows), len(rows)):
-            raise _Corrupt("the total size in the account differs from the sum of the sizes of the cached files")
+            raise _Corrupt("the total size in the usage database differs from the sum of the sizes of the cached files")
         if any(charge < BLOCK_BYTES or name != make_file_name(key) for key, charge, name in rows):
-            raise _Corrupt("the account of the cached files contains file names that are not derived from the keys")
+            raise _Corrupt("the usage database contains file names that are not derived from the keys")
         files = set(self._list_files())
         recorded_names = {name for _, _, name in rows}
         for name in files - recorded_names:
@@ -358,9 +374,9 @@ class Ledger:
             yield from (f"{shard:x}/{name}" for name in names)
 
     def _rebuild(self) -> None:
-        """Delete the files, and start with an empty account.
+        """Delete the usage database and all cached files. The next `run` creates an empty database.
 
-        Without an account, files could not be evicted, and the folder would exceed its budget.
+        Files that the database does not list could not be evicted, and the folder would exceed its budget.
         """
         self._forget()
         for name in (_DATABASE, f"{_DATABASE}-journal", f"{_DATABASE}-wal", f"{_DATABASE}-shm"):
@@ -411,15 +427,17 @@ class Ledger:
 
         def check(cache: Any) -> None:
             rows = {make_file_name(key): key for key in cache}
-            assert set(self._list_files()) == set(rows), "files without rows, or rows without files"
-            sizes = {name: compute_charge((self._folder / name).stat().st_size) for name in rows}
+            assert set(self._list_files()) == set(rows), "the database and the folder list different files"
+            sizes = {name: compute_disk_bytes((self._folder / name).stat().st_size) for name in rows}
             pages = cache.volume() - cache.size
-            assert cache.size == sum(sizes.values()), f"{cache.size} on the account, {sum(sizes.values())} on the disk"
-            assert pages + cache.size + RESERVE_BYTES <= self._budget_bytes, "over the budget"
+            assert cache.size == sum(sizes.values()), (
+                f"the database counts {cache.size} bytes, and the files have {sum(sizes.values())}"
+            )
+            assert pages + cache.size + RESERVE_BYTES <= self._budget_bytes, "the files exceed the budget"
             if self._holders:
                 query = "SELECT tag, SUM(size) FROM Cache WHERE tag IS NOT NULL GROUP BY tag ORDER BY tag"
                 sums = cache._sql("SELECT tag, size FROM Holders ORDER BY tag").fetchall()
-                assert sums == cache._sql(query).fetchall(), "the bytes of the holders do not add up"
+                assert sums == cache._sql(query).fetchall(), "the bytes of a holder differ from the sum of its files"
 
         self.run(check)
 

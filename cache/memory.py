@@ -53,7 +53,7 @@ class CacheStats:
 
 
 class BudgetedCache(ABC, Generic[K, V]):
-    """The common part of the memory tiers: a budget, the account of the used bytes, and counts.
+    """The common part of the memory tiers: a budget, the sum of the used bytes, and counts.
 
     A subclass stores the entries.
 
@@ -95,8 +95,8 @@ class BudgetedCache(ABC, Generic[K, V]):
     def discard(self, key: K) -> None:
         """Remove the key, if it is in the cache."""
 
-    def _replace(self, key: K, size_bytes: int, limit_bytes: int) -> int | None:
-        """Remove the key, and return the bytes to charge for its new value.
+    def _remove_and_compute_charge(self, key: K, size_bytes: int, limit_bytes: int) -> int | None:
+        """Remove the old value of a key, and return the bytes to charge for its new value.
 
         If the charge exceeds the limit, count a refusal and return None.
 
@@ -123,15 +123,20 @@ class BudgetedCache(ABC, Generic[K, V]):
             budget_bytes=self._budget_bytes,
         )
 
-    def _check_account(self, entry_bytes: Collection[int]) -> None:
-        """Check that the sum of `entry_bytes`, a size per entry, is `used_bytes`.
+    def _check_used_bytes(self, entry_bytes: Collection[int]) -> None:
+        """Check that the counted memory (`used_bytes`) is the sum of the entries and within the budget.
+
+        Only tests call this.
+
+        Args:
+            entry_bytes: The charged size of each entry.
 
         Raises:
-            AssertionError: The sum differs.
+            AssertionError: The sum differs, or exceeds the budget.
         """
         assert len(entry_bytes) == len(self._entries)
         assert self._used_bytes == sum(entry_bytes), (
-            f"the account has {self._used_bytes} bytes, but the entries have {sum(entry_bytes)}"
+            f"the cache counts {self._used_bytes} bytes, but the entries have {sum(entry_bytes)}"
         )
         assert self._used_bytes <= self._budget_bytes, (
             f"{self._used_bytes} used bytes exceed the budget of {self._budget_bytes}"
@@ -163,7 +168,7 @@ class MemoryCache(BudgetedCache[K, V]):
 
         The key's previous value is removed even if the new value is refused.
         """
-        charged_bytes = self._replace(key, size_bytes, self._budget_bytes)
+        charged_bytes = self._remove_and_compute_charge(key, size_bytes, self._budget_bytes)
         if charged_bytes is None:
             return False
         while self._used_bytes + charged_bytes > self._budget_bytes:
@@ -192,7 +197,7 @@ class MemoryCache(BudgetedCache[K, V]):
         Raises:
             AssertionError: A size does not match.
         """
-        self._check_account([entry_bytes for _, entry_bytes in self._entries.values()])
+        self._check_used_bytes([entry_bytes for _, entry_bytes in self._entries.values()])
 
 
 class SharedCache(BudgetedCache[K, V]):
@@ -225,7 +230,7 @@ class SharedCache(BudgetedCache[K, V]):
 
         The key's previous value is removed even if the new value is refused.
         """
-        charged_bytes = self._replace(key, size_bytes, self._holder_bytes)
+        charged_bytes = self._remove_and_compute_charge(key, size_bytes, self._holder_bytes)
         if charged_bytes is None:
             return False
         while self._holders.get_used_bytes(holder) + charged_bytes > self._holder_bytes:
@@ -255,7 +260,7 @@ class SharedCache(BudgetedCache[K, V]):
         Raises:
             AssertionError: A size does not match.
         """
-        self._check_account([entry_bytes for _, entry_bytes, _ in self._entries.values()])
+        self._check_used_bytes([entry_bytes for _, entry_bytes, _ in self._entries.values()])
         bytes_by_entry = {(holder, key): size for key, (_, size, holder) in self._entries.items()}
         self._holders.check_invariants(bytes_by_entry, self._holder_bytes)
 

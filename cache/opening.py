@@ -34,14 +34,17 @@ async def open_stack(
     check_mapped: bool = True,
     on_mapped: Callable[[V], None] | None = None,
 ) -> AsyncIterator[Stack[V]]:
-    """Open a stack, and close it at the end of the context.
+    """Open a stack of a memory tier and a disk tier, and close it at the end of the context.
 
-    The file of the claims is next to `folder`. Only values in use keep mappings, so that the memory tier accounts for
-    all memory.
+    Processes that share `folder` coordinate their fetches by claims, so that only one process fetches a key at a time.
+    The file of the claims is next to `folder`. The disk tier keeps no mapped files, so only values in the memory tier
+    or in use have mappings, and the memory tier accounts for all memory.
 
     Args:
         memory: The memory tier.
-        weigh, weigh_mapped, pending_bytes_max, on_mapped: See `Stack`.
+        weigh: Returns the size of a value in bytes.
+        weigh_mapped: Returns the size of a value whose bytes are a mapped file. If it is None, `weigh` is used.
+        pending_bytes_max, on_mapped: See `Stack`.
         folder: The folder of the disk tier.
         disk_bytes: The maximum size of the values in `folder`. With 0, there is no disk tier.
         threads: The number of threads that work on the disk.

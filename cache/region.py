@@ -31,9 +31,10 @@ _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_
 
 
 class Region:
-    """Memory with a copy of `parts`, at the same position in its page as in a file: after the envelope's header.
+    """Memory for a payload that a mapped file with the same payload can replace later.
 
-    A mapped file can therefore replace the memory without a change of the addresses of values that refer to it.
+    The payload is a copy of `parts`. It begins after the bytes of a file header, so it has the same position in its
+    page as in the file. A value that refers to the memory keeps its addresses when the file replaces the memory.
     """
 
     __slots__ = ("_pages", "payload", "size_bytes")
@@ -58,7 +59,7 @@ class Region:
         """
         if (file_bytes := os.fstat(descriptor).st_size) != self.size_bytes:
             raise OSError(f"the file has {file_bytes:,} bytes, but the region has {self.size_bytes:,}")
-        _map_over(self._pages, descriptor)
+        _replace_by_file(self._pages, descriptor)
 
 
 def map_file(descriptor: int) -> memoryview:
@@ -69,12 +70,18 @@ def map_file(descriptor: int) -> memoryview:
     Raises:
         OSError: The file cannot be mapped.
     """
+    # Python's own mapping of a file would keep a copy of the descriptor open. Anonymous memory has none.
     pages = mmap.mmap(-1, os.fstat(descriptor).st_size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    _map_over(pages, descriptor)
+    _replace_by_file(pages, descriptor)
     return memoryview(pages).toreadonly()
 
 
-def _map_over(pages: mmap.mmap, descriptor: int) -> None:
+def _replace_by_file(pages: mmap.mmap, descriptor: int) -> None:
+    """Replace the memory of `pages` by a read-only mapping of the file, at the same address.
+
+    Raises:
+        OSError: The file cannot be mapped.
+    """
     address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
     flags = mmap.MAP_SHARED | _MAP_FIXED
     # After a failure, the old pages may be gone. The kernel checks for most errors before it replaces them.

@@ -14,7 +14,9 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-class _Flight(Generic[V]):
+class _SharedFetch(Generic[V]):
+    """A running fetch, and the number of callers that wait for its result."""
+
     __slots__ = ("task", "waiters")
 
     def __init__(self, task: asyncio.Task[V]) -> None:
@@ -26,11 +28,11 @@ class SingleFlight(Generic[K, V]):
     """The running fetches by key. An instance belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._flights: dict[K, _Flight[V]] = {}
+        self._fetches: dict[K, _SharedFetch[V]] = {}
 
     def __len__(self) -> int:
         """Return the number of running fetches."""
-        return len(self._flights)
+        return len(self._fetches)
 
     async def run(self, key: K, fetch: Callable[[], Awaitable[V]]) -> V:
         """Return the result of the running fetch for this key. If no fetch runs, start `fetch`.
@@ -40,45 +42,48 @@ class SingleFlight(Generic[K, V]):
         Raises:
             CancelledError: The caller is cancelled, or the fetch cancels itself.
         """
-        flight = self._flights.get(key)
-        if flight is None:
-            flight = self._flights[key] = self._start(key, fetch)
-        flight.waiters += 1
+        shared_fetch = self._fetches.get(key)
+        if shared_fetch is None:
+            shared_fetch = self._fetches[key] = self._start(key, fetch)
+        shared_fetch.waiters += 1
         try:
-            return await asyncio.shield(flight.task)
+            return await asyncio.shield(shared_fetch.task)
         finally:
-            flight.waiters -= 1
-            if flight.waiters == 0 and not flight.task.done():
-                # Later callers must not join a flight that is being cancelled.
-                self._forget(key, flight)
-                flight.task.cancel()
+            shared_fetch.waiters -= 1
+            if shared_fetch.waiters == 0 and not shared_fetch.task.done():
+                # Later callers must not join a fetch that is being cancelled.
+                self._forget(key, shared_fetch)
+                shared_fetch.task.cancel()
             # The traceback of an error references this frame, and the task references the error. Break this cycle.
-            del flight
+            del shared_fetch
 
-    def _start(self, key: K, fetch: Callable[[], Awaitable[V]]) -> _Flight[V]:
+    def _start(self, key: K, fetch: Callable[[], Awaitable[V]]) -> _SharedFetch[V]:
         async def run_fetch() -> V:
             return await fetch()
 
-        flight = _Flight(asyncio.get_running_loop().create_task(run_fetch(), name="single-flight"))
-        flight.task.add_done_callback(lambda task: self._end_flight(key, flight, task))
-        return flight
+        shared_fetch = _SharedFetch(asyncio.get_running_loop().create_task(run_fetch(), name="single-flight"))
+        shared_fetch.task.add_done_callback(lambda task: self._end_fetch(key, shared_fetch, task))
+        return shared_fetch
 
-    def _end_flight(self, key: K, flight: _Flight[V], task: asyncio.Task[V]) -> None:
-        self._forget(key, flight)
+    def _end_fetch(self, key: K, shared_fetch: _SharedFetch[V], task: asyncio.Task[V]) -> None:
+        """Remove a finished fetch from the running fetches."""
+        self._forget(key, shared_fetch)
         if not task.cancelled():
             # Otherwise, asyncio would warn about an unretrieved error if all waiters were cancelled in the same step.
             task.exception()
 
-    def _forget(self, key: K, flight: _Flight[V]) -> None:
-        if self._flights.get(key) is flight:
-            del self._flights[key]
+    def _forget(self, key: K, shared_fetch: _SharedFetch[V]) -> None:
+        if self._fetches.get(key) is shared_fetch:
+            del self._fetches[key]
 
     def check_invariants(self) -> None:
-        """Check that no finished or abandoned fetch is still listed. Only tests call this.
+        """Check that no cancelled fetch is still listed, and that no fetch has a negative number of waiters.
+
+        Only tests call this.
 
         Raises:
-            AssertionError: A finished or abandoned fetch is listed.
+            AssertionError: One of the conditions is not met.
         """
-        for key, flight in self._flights.items():
-            assert not flight.task.cancelled(), f"the flight for {key!r} was cancelled and is still listed"
-            assert flight.waiters >= 0, f"the flight for {key!r} counts {flight.waiters} waiters"
+        for key, shared_fetch in self._fetches.items():
+            assert not shared_fetch.task.cancelled(), f"the fetch for {key!r} was cancelled and is still listed"
+            assert shared_fetch.waiters >= 0, f"the fetch for {key!r} counts {shared_fetch.waiters} waiters"

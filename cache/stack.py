@@ -4,7 +4,7 @@ The rules: concurrent requests for a key share one fetch in this event loop (sin
 machine. A tier that fails counts as a miss, so that only a fetch or its decoding can fail a `get`. A get never waits
 for a put: fetched values are written to the disk in the background, through a queue that drops values when it is full.
 
-The memory tier contains decoded values (V), and the disk tier contains bytes. `open` converts bytes to values. It
+The memory tier contains decoded values (V), and the disk tier contains bytes. `decode` converts bytes to values. It
 should use the bytes without copying them. Then a V over a mapped file uses no memory of this process, and N workers
 share the pages. For the same reason, a fetched value, whose bytes are private, is replaced by a value over the mapped
 file when the file is on the disk. If `on_mapped` is set, the value stays, and the file is mapped over its bytes
@@ -45,7 +45,7 @@ class StackStats:
         waits: The number of waits for another process that was fetching the same key.
         timed_out_waits: The number of waits that timed out. After such a timeout, this process fetched.
         dropped: The number of values that were not written to the disk because the queue was full.
-        unreadable: The number of values from the disk that `open` refused.
+        unreadable: The number of values from the disk that `decode` refused.
         pending_bytes: The number of bytes that are in the queue now.
     """
 
@@ -63,7 +63,7 @@ class StackStats:
 class _Put(Generic[V]):
     key: str
     payload: memoryview
-    open: Callable[[memoryview], V]
+    decode: Callable[[memoryview], V]
     claimed: bool
     value: V
     region: Region | None
@@ -81,7 +81,7 @@ class Stack(Generic[V]):
         claims: The claims on this machine, or None.
         claim_wait_s: The longest wait for another process that fetches the same key.
         on_mapped: Receives the values whose bytes are now a mapped file. It can be called in any thread.
-        executor: Runs the work on the disk, and `open` of its bytes. If it is None, the loop's default executor is
+        executor: Runs the work on the disk, and `decode` of its bytes. If it is None, the loop's default executor is
             used.
     """
 
@@ -118,19 +118,19 @@ class Stack(Generic[V]):
         """Return the value if it is in memory, otherwise None. Unlike `get`, the method does not await."""
         return self._memory.get(key)
 
-    async def get(self, key: str, fetch: Callable[[], Awaitable[Payload]], open: Callable[[memoryview], V]) -> V:
-        """Return the value of `key` from memory, or call `open` with the bytes from the disk or from `fetch`.
+    async def get(self, key: str, fetch: Callable[[], Awaitable[Payload]], decode: Callable[[memoryview], V]) -> V:
+        """Return the value of `key` from memory, or call `decode` with the bytes from the disk or from `fetch`.
 
-        `fetch` includes the decoding, and runs its work in threads. If `fetch` or the following `open` fails, all
-        waiters get the error and nothing is stored. If `open` refuses bytes from the disk, for example those of an
+        `fetch` includes the decoding, and runs its work in threads. If `fetch` or the following `decode` fails, all
+        waiters get the error and nothing is stored. If `decode` refuses bytes from the disk, for example those of an
         older program, they are fetched again.
         """
         value = self._memory.get(key)
         if value is not None:
             return value
-        return await self._flights.run(key, lambda: self._load(key, fetch, open))
+        return await self._flights.run(key, lambda: self._load(key, fetch, decode))
 
-    async def get_stored_values(self, keys: Sequence[str], open: Callable[[memoryview], V]) -> list[V | None]:
+    async def get_stored_values(self, keys: Sequence[str], decode: Callable[[memoryview], V]) -> list[V | None]:
         """Return the values that are in memory or on the disk, and None for all others. Nothing is fetched.
 
         A thread opens many files in one job, while `get` starts a job for each key.
@@ -144,7 +144,7 @@ class Stack(Generic[V]):
             for start in range(0, len(missing_positions), _FILES_PER_JOB)
         ]
         reads = await asyncio.gather(
-            *(self._run_in_thread(self._read_many, [keys[number] for number in part], open) for part in parts)
+            *(self._run_in_thread(self._read_many, [keys[number] for number in part], decode) for part in parts)
         )
         for number, value_and_weigh in zip(missing_positions, chain.from_iterable(reads), strict=True):
             if value_and_weigh is not None:
@@ -154,28 +154,28 @@ class Stack(Generic[V]):
         return values
 
     def _read_many(
-        self, keys: Sequence[str], open: Callable[[memoryview], V]
+        self, keys: Sequence[str], decode: Callable[[memoryview], V]
     ) -> list[tuple[V, Callable[[V], int]] | None]:
         """Call `_read` for each key that has a file. The method runs in a thread."""
         disk = self._disk
         assert disk is not None
-        return [self._read(key, open) if disk.may_have(key) else None for key in keys]
+        return [self._read(key, decode) if disk.may_have(key) else None for key in keys]
 
     def may_have(self, key: str) -> bool:
         """Return whether the value is in memory, or a file on the disk has its key. The file may be damaged."""
         return key in self._memory or (self._disk is not None and not self._closed and self._disk.may_have(key))
 
-    def put(self, key: str, value: V, payload: memoryview, open: Callable[[memoryview], V]) -> None:
+    def put(self, key: str, value: V, payload: memoryview, decode: Callable[[memoryview], V]) -> None:
         """Store a value that the caller has computed, in memory and on the disk.
 
         Args:
             key: The key of the value.
             value: The value.
             payload: The bytes of the value. If the queue for the disk is full, they are not stored.
-            open: Returns the value of these bytes.
+            decode: Returns the value of these bytes.
         """
         self._memory.put(key, value, self._weigh(value))
-        self._enqueue(_Put(key, payload, open, claimed=False, value=value, region=None))
+        self._enqueue(_Put(key, payload, decode, claimed=False, value=value, region=None))
 
     def discard(self, key: str) -> None:
         """Remove the value from memory only. The disk and other processes may still have it."""
@@ -187,11 +187,11 @@ class Stack(Generic[V]):
         if self._disk is not None and not self._closed:
             await self._run_in_thread(self._disk.discard, key)
 
-    async def _load(self, key: str, fetch: Callable[[], Awaitable[Payload]], open: Callable[[memoryview], V]) -> V:
+    async def _load(self, key: str, fetch: Callable[[], Awaitable[Payload]], decode: Callable[[memoryview], V]) -> V:
         """Return the value from the disk, otherwise fetch it, store it in memory, and put it into the queue for the
         disk.
         """
-        value = await self._read_from_disk(key, open)
+        value = await self._read_from_disk(key, decode)
         if value is not None:
             return value
         has_claim = False
@@ -199,34 +199,36 @@ class Stack(Generic[V]):
             if self._disk is not None and self._claims is not None:
                 has_claim = await self._claim(key)
                 # Another process may have stored the value between the miss and the claim.
-                value = await self._read_from_disk(key, open)
+                value = await self._read_from_disk(key, decode)
                 if value is not None:
                     return value
             self._fetches += 1
             payload, region = _to_flat_view(await fetch()), None
+            # A payload that the disk tier will map is copied into a region, which the mapped file can replace later
+            # without a change of the value.
             if self._on_mapped is not None and self._disk is not None and self._disk.is_mapped(payload):
                 region = Region([payload])
                 payload = region.payload
-            value = open(payload)
+            value = decode(payload)
             self._memory.put(key, value, self._weigh(value))
-            if self._enqueue(_Put(key, payload, open, has_claim, value, region)):
+            if self._enqueue(_Put(key, payload, decode, has_claim, value, region)):
                 has_claim = False  # The writer releases the claim when other processes can find the value on the disk.
             return value
         finally:
             if has_claim and self._claims is not None:
                 self._claims.release(key)
 
-    async def _read_from_disk(self, key: str, open: Callable[[memoryview], V]) -> V | None:
+    async def _read_from_disk(self, key: str, decode: Callable[[memoryview], V]) -> V | None:
         if self._disk is None or self._closed:
             return None
-        value_and_weigh = await self._run_in_thread(self._read, key, open)
+        value_and_weigh = await self._run_in_thread(self._read, key, decode)
         if value_and_weigh is None:
             return None
         value, weigh = value_and_weigh
         self._memory.put(key, value, weigh(value))
         return value
 
-    def _read(self, key: str, open: Callable[[memoryview], V]) -> tuple[V, Callable[[V], int]] | None:
+    def _read(self, key: str, decode: Callable[[memoryview], V]) -> tuple[V, Callable[[V], int]] | None:
         """Return the value and the function that weighs it, or None.
 
         The method runs in a thread. It never raises an error, because a failed cache must not fail a query.
@@ -236,13 +238,13 @@ class Stack(Generic[V]):
         if payload is None:
             return None
         try:
-            value = open(payload)
+            value = decode(payload)
             if not self._disk.is_mapped(payload):
                 return value, self._weigh
             if self._on_mapped is not None:
                 self._on_mapped(value)
             return value, self._weigh_mapped
-        except Exception:  # noqa: BLE001  when `open` refuses old bytes for any reason, they are fetched again
+        except Exception:  # noqa: BLE001  when `decode` refuses old bytes for any reason, they are fetched again
             self._unreadable += 1
             self._disk.discard(key)
             return None
@@ -280,8 +282,8 @@ class Stack(Generic[V]):
     async def _write(self) -> None:
         """Write the values in the queue to the disk, until the task is cancelled.
 
-        The memory of a written value is then replaced by the mapped file: in place if the value has a region, and
-        otherwise by reading the value from the disk.
+        The memory of a written value is then replaced by the mapped file. If its bytes are in a region (memory that a
+        file can replace at the same address), the value stays. Otherwise the value is read again from the disk.
         """
         assert self._disk is not None
         while True:
@@ -292,7 +294,7 @@ class Stack(Generic[V]):
                     if await self._run_in_thread(self._disk.map_over, put.key, put.region):
                         self._on_mapped(put.value)
                 elif is_stored and put.key in self._memory:
-                    await self._read_from_disk(put.key, put.open)
+                    await self._read_from_disk(put.key, put.decode)
             finally:
                 self._pending_bytes -= len(put.payload)
                 if put.claimed and self._claims is not None:

@@ -78,7 +78,11 @@ class Tier(Protocol):
         """
 
     def map_over(self, key: str, region: Region) -> bool:
-        """Map the file of a stored value over the memory of `region`, which has the payload of `key`.
+        """Replace the memory of `region` by the mapped file of a stored value.
+
+        Args:
+            key: The key of the value.
+            region: Private memory that has the same bytes as the stored value.
 
         Returns:
             Whether the memory is now the mapped file.

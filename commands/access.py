@@ -26,9 +26,22 @@ from seamark.commands.options import (
 from seamark.commands.terminal import escape_for_terminal, format_local_time, print_json, print_result, say
 from seamark.formats.runtime.clock import Clock, SystemClock
 from seamark.formats.runtime.errors import BadRequest, ConfigError, SeamarkError
-from seamark.metaserver.access.principal import ROLE_PREFIX, Role, check_granted, make_grant, parse_path, show_path
+from seamark.metaserver.access.principal import (
+    ROLE_PREFIX,
+    Role,
+    check_grantable_role,
+    make_grant,
+    parse_path,
+    show_path,
+)
 from seamark.metaserver.access.tokens import create_token, ensure_token, is_live, revoke_token
-from seamark.metaserver.runtime.home import PRIVATE_UMASK, find_sqlite_file, is_server_open, make_private, prepare_home
+from seamark.metaserver.runtime.home import (
+    PRIVATE_UMASK,
+    find_sqlite_file,
+    is_running_without_authentication,
+    make_private,
+    prepare_home,
+)
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import FUNCTION, NAMESPACE, SERVER, TABLE, VIEW, AuditRecord, Grant, NamespacePath
 from seamark.metaserver.store.open import open_store
@@ -86,7 +99,7 @@ class _RightType(click.ParamType[str]):
 
     def convert(self, value: str, param: click.Parameter | None, context: click.Context | None) -> str:
         try:
-            return check_granted(value)
+            return check_grantable_role(value)
         except BadRequest as error:
             self.fail(error.message, param, context)
 
@@ -214,6 +227,7 @@ def list_tokens(as_json: bool, config: Path | None, **flags: Any) -> None:
         now_ms = clock.now_ms()
         rows: list[tuple[str, ...]] = []
         for token in await store.list_tokens():
+            # "ended" means revoked. Scripts read this word from the JSON output.
             state = "live" if is_live(token, now_ms) else "expired" if token.revoked_ms is None else "ended"
             rows.append(
                 (
@@ -455,7 +469,7 @@ def _run(
                 "to the home of the server",
                 err=True,
             )
-        if adds_rights and is_server_open(settings):
+        if adds_rights and is_running_without_authentication(settings):
             say(
                 "The running server has auth=none, so every client is an admin; rights apply only if you start it with "
                 "--auth",

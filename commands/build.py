@@ -148,6 +148,7 @@ def build_command(client: IndexClient, table: str, name: str | None, engine: str
     """
     indexes = client.indexes(table) if name is None else [client.index(table, name)]
     broken_indexes = [index for index in indexes if index.health == "broken" and name is None]
+    # A bucket index is the partitioning of the table by bucket. It has no index files to build.
     names = [
         index.name
         for index in indexes

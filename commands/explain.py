@@ -242,7 +242,7 @@ def suggest_improvements(table: str, explanation: Explanation) -> Iterator[str]:
         compared_term = term.get("filter", {}).get("term")
         function = compared_term.get("transform", IDENTITY) if isinstance(compared_term, dict) else IDENTITY
         column = shlex.quote(format_term(function if is_function(function) else IDENTITY, name))
-        reason = f"bounds of {name} allow it in {left:,} of {show_count(files_in, 'file')}"
+        reason = f"by the bounds of {name}, {left:,} of {show_count(files_in, 'file')} may contain a matching row"
         if not term["has-bounds"]:
             reason = f"no file has bounds of {name}"
         if is_function(function):

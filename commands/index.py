@@ -125,7 +125,7 @@ def create(
     if KINDS[kind].takes_attributes:
         terms = tuple(lookups.pin_attributes(client, terms, add_partners=KINDS[kind].aggregates))
     if KINDS[kind].aggregates and (
-        problem := cube_estimates.estimate_problem(client, table, terms, aggregates, options)
+        problem := cube_estimates.find_cube_problem(client, table, terms, aggregates, options)
     ):
         raise click.ClickException(f"{problem}; to define it nevertheless, set --shrink to a smaller number")
     new_index = client.put_index(table, index_name, kind=kind, columns=terms, measures=aggregates or None, **options)

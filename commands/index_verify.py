@@ -80,7 +80,7 @@ def _to_json(audit: Audit) -> dict[str, Any]:
         "seed": audit.seed,
         "rows": audit.rows,
         "rows-not-counted": audit.uncounted,
-        "rows-in-files": audit.covered,
+        "rows-in-files": audit.covered_rows,
         "index-files": [
             {
                 "location": file.location,
@@ -135,7 +135,7 @@ def _print_audit(audit: Audit) -> None:
     state = f"invalid (repeat with --seed {audit.seed})" if audit.problems else "valid"
     if index.lag_files:
         state += f", {show_count(index.lag_files, 'data file')} to index"
-    say(f"Index {index.name}: {files}, {rows}, {audit.covered:,} in the data files; {state}")
+    say(f"Index {index.name}: {files}, {rows}, {audit.covered_rows:,} in the data files; {state}")
 
 
 def _describe_verdict(audit: Audit, verdict: VerificationResult) -> str:

@@ -93,13 +93,13 @@ def indexer(
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     limits = AuditLimits(audit_bytes, audit_seconds, _SECONDS_PER_HOUR * audit_hours)
-    index_rounds = Indexer(client, partial(open_workers, engine, master), audit=limits if audit_bytes else None)
+    index_rounds = Indexer(client, partial(open_workers, engine, master), audit_limits=limits if audit_bytes else None)
     with handle_sigterm():
         try:
             _log.info("indexer started", url=client.url, engine=engine)
             if not once:
                 index_rounds.run(interval_s)
-            elif index_rounds.round().failed:
+            elif index_rounds.maintain_all_tables().failed:
                 raise click.exceptions.Exit(1)
         except KeyboardInterrupt as interrupt:
             _log.info("indexer ends", reason=str(interrupt) or "SIGINT")

@@ -101,7 +101,7 @@ def _run_in_child(request: JobRequest, answers: BinaryIO) -> None:
         child = os.fork()
         if child == 0:
             _end_with_parent(parent)
-            _leave_input()
+            _close_input()
             _answer_request(request, answers, scratch)
         code = _await_end(child)
     if code:
@@ -135,8 +135,8 @@ def _end_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def _leave_input() -> None:
-    """Close the input, which contains the logins and keys of later jobs.
+def _close_input() -> None:
+    """Replace the standard input by an empty input. The pipe of the server contains the logins and keys of later jobs.
 
     A process that the job starts could otherwise read them after the job.
     """

@@ -49,7 +49,11 @@ def renew(as_json: bool, config: Path | None, **flags: Any) -> None:
 
 
 async def _renew_keys(settings: Settings) -> str:
-    """Replace the signing keys of the server and of all further warehouses. Return what protects the new keys."""
+    """Replace the signing keys of the server and of all further warehouses.
+
+    Returns:
+        A description of the key or file with which the new keys are encrypted.
+    """
     os.umask(PRIVATE_UMASK)
     for path in prepare_home(settings):
         click.echo(f"{path} could be read by other accounts; it is private now", err=True)

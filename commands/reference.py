@@ -89,7 +89,7 @@ def _make_json_schema(default: Any, metadata: Any) -> dict[str, Any]:
     return schema | {key: limit for key, limit in limits.items() if limit is not None}
 
 
-def write_openapi_document() -> str:
+def render_openapi_document() -> str:
     """Return the OpenAPI document of Seamark's API, indented."""
     app = web.Application()
     add_routes(app, EXTENSIONS)
@@ -116,7 +116,7 @@ def _write_bounds(metadata: Any) -> str:
 def write_reference_pages(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "settings.md").write_text(write_settings_page())
-    (folder / "openapi.json").write_text(write_openapi_document())
+    (folder / "openapi.json").write_text(render_openapi_document())
 
 
 if __name__ == "__main__":

@@ -356,8 +356,8 @@ def _check_plain_http(settings: ProxySettings, host: str, tls: Certificate | Non
     Raises:
         ValueError: Passwords or tokens would be sent unencrypted, and this is not allowed.
     """
-    plain_routes = [f"to Trino at {url}" for url in settings.trino if _is_plain(url)]
-    if settings.token and _is_plain(settings.seamark):
+    plain_routes = [f"to Trino at {url}" for url in settings.trino if _is_unencrypted_remote(url)]
+    if settings.token and _is_unencrypted_remote(settings.seamark):
         plain_routes.append(f"to Seamark at {settings.seamark}")
     if tls is None and not settings.trust_forwarded and not is_loopback(host):
         plain_routes.append(f"from clients to {host or 'all addresses'}")
@@ -371,7 +371,8 @@ def _check_plain_http(settings: ProxySettings, host: str, tls: Certificate | Non
     click.echo(f"Warning: passwords and tokens are sent unencrypted {', '.join(plain_routes)}", err=True)
 
 
-def _is_plain(url: str) -> bool:
+def _is_unencrypted_remote(url: str) -> bool:
+    """Return whether requests to the URL are sent over the network without TLS."""
     parts = urlsplit(url)
     try:
         return parts.scheme == "http" and not is_loopback(parts.hostname or "")

@@ -30,9 +30,9 @@ from opentelemetry.trace import Tracer
 from seamark.formats.protocol.wire import FORMER_INDEX_FOLDER, INDEX_FOLDER
 from seamark.formats.runtime.clock import Clock, SystemClock
 from seamark.formats.runtime.connections import (
-    Answers,
     ConnectionLimits,
     ConnectionRunner,
+    DirectAnswers,
     compute_connections_max,
     raise_descriptor_limit,
 )
@@ -70,7 +70,7 @@ from seamark.metaserver.index.files.indexes import open_indexes
 from seamark.metaserver.index.files.registry import Registry
 from seamark.metaserver.index.files.usage import Usage
 from seamark.metaserver.objects.port import ObjectStore
-from seamark.metaserver.objects.reachability import report_unreachable
+from seamark.metaserver.objects.reachability import wait_until_reachable
 from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.planner.cubes.segments import open_segments
 from seamark.metaserver.planner.plan.location_checks import LocationChecker
@@ -92,7 +92,7 @@ from seamark.metaserver.streams.opening import open_streams
 from seamark.metaserver.streams.row_files import ImportedRowFiles
 from seamark.metaserver.streams.stored_rows import RowSearch
 from seamark.metaserver.timeline.statement_lineage import StatementRuns
-from seamark.metaserver.timeline.targets import deliver_statements, open_delivery
+from seamark.metaserver.timeline.targets import deliver_statement_events, open_delivery
 from seamark.metaserver.timeline.timeline import open_timeline
 from seamark.metaserver.warehouses.federation.federated_authorizer import make_warehouse_authorizer
 from seamark.metaserver.warehouses.federation.federated_store import open_names
@@ -177,7 +177,15 @@ async def _open_warehouse(
     settings: Settings,
     stored_warehouse: StoredWarehouse,
 ) -> AsyncIterator[ServedWarehouse]:
-    """Open the components of a further warehouse, with its settings, and the application that serves it."""
+    """Open the components of a warehouse in addition to the server's own, and the application that serves it.
+
+    Args:
+        server: The components that all warehouses of the server share.
+        clock: The clock.
+        warehouses: The warehouses of the server, in which the S3 gateway checks whether the warehouse still exists.
+        settings: The settings of the warehouse.
+        stored_warehouse: The record of the warehouse in the server's database.
+    """
     log_repaired(prepare_home(settings))
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
@@ -185,12 +193,13 @@ async def _open_warehouse(
         store = await enter(_open_pointer_store(settings, clock))
         await check_database(store, stored_warehouse)
         keyring = await enter(open_keyring(settings, store, clock))
-        store, show_tables = await enter(open_names(settings, store, clock))
+        # A federated warehouse has the names of another catalog, but needs its own catalog, which opens below.
+        store, connect_catalog = await enter(open_names(settings, store, clock))
         shared = dataclasses.replace(server, authenticator=server.authenticator.copy_for_warehouse(store, keyring))
         components = await enter(
             _open_catalog_components(settings, clock, shared, store, keyring, None, stored_warehouse)
         )
-        show_tables(components.catalog.context)
+        connect_catalog(components.catalog.context)
         await _start_tasks(components, stack, stored_warehouse.id)
         runner = web.AppRunner(build_app(components), access_log=None)
         stack.push_async_callback(runner.cleanup)
@@ -201,6 +210,7 @@ async def _open_warehouse(
         gateway = None
         has_s3_tables = stored_warehouse.location.startswith("s3:")
         if has_s3_tables and settings.gateway_port and settings.s3_client_access == "gateway":
+            # The gateway forwards requests of clients to S3, so that clients need no keys of the bucket.
             recheck = partial(gateway_router.check_again, warehouses, stored_warehouse.id)
             gateway = await enter(gateway_serving.open_gateway(components, recheck))
         yield ServedWarehouse(runner.server.request_handler, components.timeline.drain, gateway)
@@ -326,15 +336,18 @@ async def _open_catalog_components(
 
 
 async def _start_tasks(components: ServerComponents, stack: AsyncExitStack, warehouse_id: str = "") -> None:
-    """Start the background tasks of one warehouse. They end when the stack closes."""
+    """Start the background tasks of one warehouse. They end when the stack closes.
+
+    Args:
+        components: The components of the warehouse.
+        stack: The stack that ends the tasks.
+        warehouse_id: The id of the warehouse. It is empty for the server's own warehouse.
+    """
     enter = stack.enter_async_context
     settings, store, clock = components.settings, components.store, components.clock
     catalog, timeline, history = components.catalog, components.timeline, components.history
-    holder, observer, peek = (
-        make_holder_name(clock),
-        components.metrics.observe_events(components.warehouse_name),
-        catalog.documents.peek,
-    )
+    holder, observer = make_holder_name(clock), components.metrics.observe_events(components.warehouse_name)
+    load_metadata = catalog.documents.peek  # A function that reads metadata without storing them in the cache.
     is_reader = settings.role == READ
     if not is_reader:
         await enter(
@@ -343,14 +356,15 @@ async def _start_tasks(components: ServerComponents, stack: AsyncExitStack, ware
                 store,
                 timeline,
                 clock,
-                load_metadata=peek,
+                load_metadata=load_metadata,
                 holder=holder,
                 observer=observer,
                 warehouse_id=warehouse_id,
             )
         )
     if components.statement_runs is not None:
-        await enter(deliver_statements(settings, store, components.statement_runs, load_metadata=peek))
+        runs = components.statement_runs
+        await enter(deliver_statement_events(settings, store, runs, load_metadata=load_metadata))
     if catalog.column_usage.is_on:
         stack.push_async_callback(_flush_counts, catalog.column_usage)
         await enter(run_in_background("column usage", catalog.column_usage.run))
@@ -358,8 +372,9 @@ async def _start_tasks(components: ServerComponents, stack: AsyncExitStack, ware
         stack.push_async_callback(_flush_counts, history)
         await enter(run_in_background("query history", history.run))
     if settings.plan_prepare_bytes:
-        load, limit_bytes = catalog.documents.table, settings.plan_prepare_bytes
-        preparation = Preparation(components.planner, store, timeline, load, clock, limit_bytes=limit_bytes)
+        # After a commit to a table that clients plan often, decode the new manifests before the next plan.
+        load_table, limit_bytes = catalog.documents.table, settings.plan_prepare_bytes
+        preparation = Preparation(components.planner, store, timeline, load_table, clock, limit_bytes=limit_bytes)
         await enter(run_in_background("planned tables", preparation.follow))
         await enter(run_in_background("preparation", preparation.work))
     if not is_reader:
@@ -415,7 +430,7 @@ def _open_scheduler(components: ServerComponents, url: str) -> AbstractAsyncCont
 
 
 async def _run_services(components: ServerComponents) -> None:
-    """Run the table services of a further warehouse when the server accepts requests."""
+    """Run the table services of a warehouse in addition to the server's own, once the server accepts requests."""
     url = await asyncio.shield(components.shared_jobs.url)
     async with _open_scheduler(components, url) as scheduler:
         if scheduler is not None:
@@ -423,10 +438,14 @@ async def _run_services(components: ServerComponents) -> None:
 
 
 @asynccontextmanager
-async def table_services(components: ServerComponents, url: str) -> AsyncIterator[None]:
-    """Run the table services of the server's own warehouse while the context is active, and let the others begin.
+async def run_table_services(components: ServerComponents, url: str) -> AsyncIterator[None]:
+    """Run the table services of the server's own warehouse while the context is active.
 
-    `url` is the URL of this server, which is already serving.
+    The services of other warehouses of the server wait for `url`, so they start now, too.
+
+    Args:
+        components: The components of the server's own warehouse.
+        url: The URL of this server, which is already serving. Jobs send their requests to it.
     """
     components.shared_jobs.url.set_result(url)
     if not runs_services(components.settings):
@@ -508,7 +527,7 @@ async def serve_requests(components: ServerComponents, sock: socket.socket) -> A
     runner = ConnectionRunner(
         build_app(components),
         make_connection_limits(components.settings),
-        Answers(make_error_response, partial(components.metrics.observe, UNREADABLE, 400, 0.0, None)),
+        DirectAnswers(make_error_response, partial(components.metrics.observe, UNREADABLE, 400, 0.0, None)),
         tls=None if components.certificate is None else components.certificate.login_context,
         access_log=None,
         # `bodies` inflates a body in steps. aiohttp would inflate the whole body before a route can refuse it.
@@ -580,7 +599,7 @@ async def _drain_requests(components: ServerComponents, runner: web.AppRunner, s
         await runner.server.shutdown(max(1.0, deadline_s - components.clock.monotonic()))
 
 
-def freeze_garbage() -> None:
+def exclude_permanent_objects_from_gc() -> None:
     """Exclude permanent objects, such as modules, routes and settings, from garbage collection.
 
     There are about 100,000 of them. Otherwise each collection would block the event loop for tens of milliseconds.
@@ -628,14 +647,14 @@ async def serve(
         await stack.enter_async_context(serve_requests(components, sock))
         if settings.gateway_port:
             await stack.enter_async_context(serve_gateway(components))
-        await stack.enter_async_context(table_services(components, make_server_url(settings, sock)))
-        freeze_garbage()
+        await stack.enter_async_context(run_table_services(components, make_server_url(settings, sock)))
+        exclude_permanent_objects_from_gc()
         warn_of_plain_http(settings)
         _log.info("serving", url=make_server_url(settings, sock), pid=os.getpid(), settings=settings.list_changed())
         on_ready()
         if is_first:
             await stack.enter_async_context(
-                run_once("warehouse", partial(report_unreachable, components.objects, settings))
+                run_once("warehouse", partial(wait_until_reachable, components.objects, settings))
             )
         await stop.wait()
         if parent is not None:

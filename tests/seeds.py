@@ -55,14 +55,15 @@ def list_seeds_by_version(
     ]
 
 
-def examples(number: int, judged_number: int | None = None) -> int:
+def examples(number: int, number_in_ordinary_runs: int | None = None) -> int:
     """Return the number of examples or rounds of a random test: `number` if tests explore.
 
-    An ordinary run uses the same examples each time, so it uses only `judged_number` of them, by default a tenth.
+    An ordinary run uses the same examples each time, so it uses only `number_in_ordinary_runs` of them. The default is
+    a tenth of `number`.
     """
     if IS_EXPLORING:
         return number
-    return -(-number // 10) if judged_number is None else judged_number
+    return -(-number // 10) if number_in_ordinary_runs is None else number_in_ordinary_runs
 
 
 def mark_fast(values: Iterable[Any], fast_count: int) -> list[ParameterSet]:
@@ -88,7 +89,7 @@ def configure_hypothesis() -> None:
         providers._get_local_constants = lambda: providers._local_constants
     shared_settings: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
     settings.register_profile(
-        "judge", max_examples=DEFAULT_EXAMPLES, derandomize=True, database=None, **shared_settings
+        "ordinary", max_examples=DEFAULT_EXAMPLES, derandomize=True, database=None, **shared_settings
     )
     settings.register_profile("explore", print_blob=True, **shared_settings)
-    settings.load_profile("explore" if IS_EXPLORING else "judge")
+    settings.load_profile("explore" if IS_EXPLORING else "ordinary")

@@ -41,7 +41,10 @@ class Attacker:
         return await asyncio.open_connection("127.0.0.1", self._port, local_addr=SOURCE)
 
     async def _send_slowly(self, head: str) -> None:
-        """Send `head`, and then one byte at a time, until the server closes the connection."""
+        """Send `head`, and then one byte at a time, until the server closes the connection; then connect again.
+
+        Each connection stays open as long as the server waits for the rest of the request.
+        """
         while True:
             with contextlib.suppress(OSError):
                 _, writer = await self._open_wire()

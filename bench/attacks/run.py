@@ -22,7 +22,7 @@ import psutil
 
 from bench.attacks.attackers import ATTACKS
 from bench.report import Report, Row
-from bench.run import build_parser, choose_names, run_benches
+from bench.run import build_parser, choose_benchmarks, run_benches
 from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.settings.settings import Settings
@@ -137,7 +137,7 @@ async def run_attacked_server(home: Path) -> AsyncIterator[AttackedServer]:
             api = Api(cast(RunningServer, SimpleNamespace(url=server.base_url, http=http)))
             await api("POST", "/v1/namespaces", {"namespace": ["db"]})
             for name in ("t", "mine"):
-                await api.table(name)
+                await api.create_table(name)
             await append_files(api, "t", build_ten_id_files(1000), snapshot_id=1, manifests=10)
             yield AttackedServer(server, http, hostile_token)
 
@@ -172,12 +172,14 @@ async def run(
 
 def main() -> None:
     benches: dict[str, Callable[..., Any]] = {"attacks": run}
-    parser: argparse.ArgumentParser = choose_names("bench.attacks.run", __doc__, benches)
+    parser: argparse.ArgumentParser = build_parser("bench.attacks.run", __doc__, benches)
     parser.add_argument("--attack", action="append", choices=ATTACKS, help="run only this attack; can be repeated")
     parser.add_argument("--seconds", type=float, help="seconds of each attack (default: 60, or 3 with --quick)")
     arguments = parser.parse_args()
     options = {"attacks": arguments.attack or ATTACKS, "seconds": arguments.seconds}
-    run_benches(benches, build_parser(parser, arguments, benches), quick=arguments.quick, options=lambda _: options)
+    run_benches(
+        benches, choose_benchmarks(parser, arguments, benches), quick=arguments.quick, options=lambda _: options
+    )
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ NAMESPACES = ("tpch", "ssb", "retail")
 FACT_FILES = 300
 SALES, CUSTOMERS = 300_000, 20_000
 SCALE_FACTOR = 0.05
-_SMALL = 10
+_DIMENSION_FILES_MAX = 10
 """The maximum number of files of a table that is not a fact table."""
 _DIMENSION_ROWS = 2_000
 """The number of rows in a file of a dimension."""
@@ -128,8 +128,8 @@ def list_data_files(server: Seamark) -> dict[tuple[str, str], list[str]]:
     """Return the paths of the data files of all tables, by namespace and table name."""
     catalog = load_catalog("sea", type="rest", uri=server.base_url)
     names = [(namespace, name) for namespace in NAMESPACES for _, name in catalog.list_tables(namespace)]
-    files = {name: [task.file.file_path for task in catalog.load_table(name).scan().plan_files()] for name in names}
-    return {name: sorted(item.removeprefix("file://") for item in file) for name, file in files.items()}
+    urls = {name: [task.file.file_path for task in catalog.load_table(name).scan().plan_files()] for name in names}
+    return {name: sorted(url.removeprefix("file://") for url in table_urls) for name, table_urls in urls.items()}
 
 
 def write_corpus_table(
@@ -141,7 +141,11 @@ def write_corpus_table(
     layout: CorpusLayout,
     files: int,
 ) -> None:
-    """Create a table, and append the rows of `query` in `files` batches of equal size."""
+    """Create a table with its indexes, and append the rows of `query` in batches of about equal size.
+
+    A fact table gets `files` batches. A dimension table gets a batch for each `_DIMENSION_ROWS` rows, at most
+    `_DIMENSION_FILES_MAX`. With `layout.is_whole`, there is one batch.
+    """
     order = f" ORDER BY {layout.order}" if layout.order else ""
     rows: pa.Table = db.sql(query + order).to_arrow_table()
     # A batch is larger than the target size of a file, so it becomes one or a few files.
@@ -149,7 +153,7 @@ def write_corpus_table(
     catalog.create_table(name, schema=rows.schema, properties=properties)
     for column, kind in layout.indexes.items():
         client.put_index(name, f"of_{column}", kind=kind, columns=[column])
-    count = files if layout.is_fact else min(_SMALL, 1 + rows.num_rows // _DIMENSION_ROWS)
+    count = files if layout.is_fact else min(_DIMENSION_FILES_MAX, 1 + rows.num_rows // _DIMENSION_ROWS)
     count = 1 if layout.is_whole else count
     destination = open_destination(client, name)
     batches = rows.combine_chunks().to_batches(max_chunksize=max(1, -(-rows.num_rows // count)))

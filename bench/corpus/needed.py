@@ -19,8 +19,8 @@ from seamark.connector.plans.quotes import quote_name
 from seamark.connector.plans.splices import Replacement, splice
 
 _FILE = "number of the file"
-_SMALL = 8
-"""The maximum size of a group whose files are removed one by one.
+_HALVED_GROUP_MIN = 9
+"""The number of files from which a group is divided into halves; the files of smaller groups are removed one by one.
 
 In small groups, some files are usually needed, so removing halves gains nothing.
 """
@@ -102,16 +102,21 @@ class TableCopies:
 
 
 def find_smallest_set(files: Collection[int], is_enough: Callable[[Collection[int]], bool]) -> set[int]:
-    """Return a sufficient subset of `files` from which no file can be removed."""
-    file_paths = set(files)
+    """Return a sufficient subset of `files` from which no file can be removed.
+
+    Args:
+        files: The numbers of the files.
+        is_enough: Returns whether a set of files is sufficient.
+    """
+    kept_files = set(files)
     ranges_left = [sorted(files)]
     while ranges_left:
         file_range = ranges_left.pop()
         if not file_range:
             continue
-        if is_enough(file_paths - set(file_range)):
-            file_paths -= set(file_range)
+        if is_enough(kept_files - set(file_range)):
+            kept_files -= set(file_range)
         elif len(file_range) > 1:
-            size = len(file_range) // 2 if len(file_range) > _SMALL else 1
+            size = len(file_range) // 2 if len(file_range) >= _HALVED_GROUP_MIN else 1
             ranges_left += [file_range[start : start + size] for start in range(0, len(file_range), size)][::-1]
-    return file_paths
+    return kept_files

@@ -49,13 +49,16 @@ _KEYS = (
 )
 
 
-def open_generator() -> duckdb.DuckDBPyConnection | None:
-    """Return a connection with the extension, or None if the extension is not available."""
+def open_tpcds_connection() -> duckdb.DuckDBPyConnection | None:
+    """Open a connection with DuckDB's TPC-DS extension, and download the extension with pip if it is not in the cache.
+
+    Return None if pip cannot download it.
+    """
     folder = CACHE / "tpcds" / duckdb.__version__
     extension_path = next(folder.rglob("tpcds.duckdb_extension"), None)
     if extension_path is None:
-        expected = f"duckdb-extension-tpcds=={duckdb.__version__}"
-        argv = [sys.executable, "-m", "pip", "download", expected, "--no-deps", "--only-binary", ":all:", "-q", "-d"]
+        requirement = f"duckdb-extension-tpcds=={duckdb.__version__}"
+        argv = [sys.executable, "-m", "pip", "download", requirement, "--no-deps", "--only-binary", ":all:", "-q", "-d"]
         if subprocess.run([*argv, str(folder)], capture_output=True).returncode:
             return None
         with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
@@ -76,13 +79,18 @@ def read_texts(con: duckdb.DuckDBPyConnection) -> dict[int, str]:
 
 
 def create_tpcds_tables(con: duckdb.DuckDBPyConnection, server: Seamark, *, share: float) -> None:
-    """Generate the tables of TPC-DS, and write them to the server."""
+    """Generate the tables of TPC-DS, and write them to the server.
+
+    Args:
+        share: The fraction of the full number of rows and files to write, 1 for all.
+    """
     con.execute(f"CALL dsdgen(sf={max(_SCALE_MIN, SCALE_FACTOR * share):g})")
     catalog = load_catalog("sea", type="rest", uri=server.base_url)
     catalog.create_namespace(NAMESPACE)
     with closing(IndexClient(server.base_url, timeout_s=600)) as client:
         for table, columns in _read_columns(con).items():
-            # A dimension has one file, so its share of the files is as small as with all of the data.
+            # With fewer rows, the fact tables also have fewer files. A dimension has only one file, so that the
+            # dimensions are also then a small part of all files.
             layout = CorpusLayout(is_whole=True)
             if table in FACTS:
                 order, prefix = FACTS[table]
@@ -97,25 +105,26 @@ def create_tpcds_tables(con: duckdb.DuckDBPyConnection, server: Seamark, *, shar
 
 def measure_analysis_ms(con: duckdb.DuckDBPyConnection, text: str) -> float:
     """Return the CPU time in ms of the analysis of a query, the shortest of several runs."""
-    columns, best = _read_columns(con), float("inf")
+    table_columns, best_s = _read_columns(con), float("inf")
     for _ in range(_ROUNDS):
-        begin = time.thread_time()
+        begin_s = time.thread_time()
         statement = DuckDBStatement(text)
         columns_by_table = {
-            number: columns[reference.parts[-1].lower()]
+            number: table_columns[reference.parts[-1].lower()]
             for number, reference in enumerate(statement.references)
-            if reference is not None and reference.parts[-1].lower() in columns
+            if reference is not None and reference.parts[-1].lower() in table_columns
         }
+        # The statement's tables are replaced by generated names (marks), as the DuckDB client does before the analysis.
         marks = {mark_name(number): number for number in columns_by_table}
         marked_text = statement.to_marked_text(columns_by_table, utc=True)
         find_scans(
             marked_text,
-            find_columns=lambda names, offset=marks, columns_by_name=columns_by_table: columns_by_name.get(
-                offset.get(names[2], -1)
+            find_columns=lambda names, number_by_mark=marks, columns=columns_by_table: columns.get(
+                number_by_mark.get(names[2], -1)
             ),
         )
-        best = min(best, time.thread_time() - begin)
-    return 1000 * best
+        best_s = min(best_s, time.thread_time() - begin_s)
+    return 1000 * best_s
 
 
 def _read_columns(con: duckdb.DuckDBPyConnection) -> dict[str, dict[str, str]]:

@@ -28,14 +28,14 @@ from rich.text import Text
 from bench import connect
 from bench.demo import lake, trino
 from bench.demo.options import NOTE, DemoFailed, Options, provide_home
-from bench.demo.queries import Comparison, RunQuery, build_spark_runners, compare_columns, warm_up
-from bench.demo.report import read_ranges, write_report
+from bench.demo.queries import Comparison, RunQuery, build_spark_runners, compare_configurations, warm_up
+from bench.demo.report import format_report, read_ranges
 from bench.demo.screen import print_result
 from bench.ssb.bounds import count_files_with_rows, list_data_paths
 from bench.ssb.generate import generate_ssb
 from bench.ssb.queries import Oracle
 from bench.ssb.spark import FACT
-from bench.trino.asking import Failed
+from bench.trino.asking import TrinoStatementFailed
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.spark.session import iceberg_jars
 from tests.services.process import CACHE, ServiceFailed
@@ -51,7 +51,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # The server and Trino end as well.
     try:
         run(Options.read(os.environ), console)
-    except (DemoFailed, Failed, ServiceFailed, FileNotFoundError) as error:
+    except (DemoFailed, TrinoStatementFailed, ServiceFailed, FileNotFoundError) as error:
         reason = str(error)
     except (Py4JError, PySparkException) as error:
         reason = "Spark: " + "\n".join(str(error).splitlines()[:6])
@@ -96,16 +96,18 @@ def run(options: Options, console: Console) -> list[Comparison]:
                 trino_future = meanwhile.submit(_start_trino, options, server, folder, progress, engines)
                 lake.wait_for_indexes(client, progress)
                 trino_runners, bounds = trino_future.result(), bounds_future.result()
-                comparisons = [compare_columns("Spark", query_runners, oracle, bounds, progress, rounds=options.rounds)]
+                comparisons = [
+                    compare_configurations("Spark", query_runners, oracle, bounds, progress, rounds=options.rounds)
+                ]
             layouts = [meanwhile.submit(read_ranges, paths, data) for paths in (written_paths, clustered_paths)]
             if trino_runners is not None:  # Two cores are not enough for queries in both engines at a time.
                 warm_up("Trino", trino_runners, oracle, progress)
                 wait(layouts)
                 comparisons.append(
-                    compare_columns("Trino", trino_runners, oracle, bounds, progress, rounds=TRINO_ROUNDS)
+                    compare_configurations("Trino", trino_runners, oracle, bounds, progress, rounds=TRINO_ROUNDS)
                 )
             oracle.close()
-            page = write_report(comparisons, *(layout.result() for layout in layouts), options.scale)  # type: ignore[call-arg]
+            page = format_report(comparisons, *(layout.result() for layout in layouts), options.scale)  # type: ignore[call-arg]
             options.report.parent.mkdir(parents=True, exist_ok=True)
             options.report.write_text(page)
             progress.stop()
@@ -114,7 +116,7 @@ def run(options: Options, console: Console) -> list[Comparison]:
             if not trino.is_installed():
                 console.print("With a JDK 25 (JAVA25) the demo asks Trino, too.")
             if options.keep:
-                _keep_server_running(server, folder, console)
+                _leave_server_running(server, folder, console)
     return comparisons
 
 
@@ -157,12 +159,16 @@ def _generate(options: Options, progress: Progress) -> Path:
     return folder
 
 
-def _keep_server_running(server: Seamark, folder: Path, console: Console) -> None:
-    """Print how to use and end the server, and leave it running after the demo."""
+def _leave_server_running(server: Seamark, folder: Path, console: Console) -> None:
+    """Leave the server running after the demo, and print how to use and end it.
+
+    The URL and the process id of the server are written to the file `NOTE`, from which the next demo finds the server.
+    On a machine with a display, the console opens in a web browser.
+    """
     (folder / NOTE).write_text(json.dumps({"pid": server.pid, "url": server.base_url}))
     server.leave_running()
     table = f"{lake.NAMESPACE}.{FACT}"
-    console.print(f"\nThe server stays up at [bold]{server.base_url}[/], its files in {folder}.")
+    console.print(f"\nThe server keeps running at [bold]{server.base_url}[/], its files in {folder}.")
     console.print(f"To end it: [bold]kill {server.pid}[/]", highlight=False)
     console.print(f"The console, with the layouts, plans and indexes of the tables: [bold]{server.base_url}/[/]")
     if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):

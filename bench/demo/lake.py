@@ -65,8 +65,8 @@ _APPENDED_ROWS = 1_000_000
 def open_demo_session(uri: str, folder: Path) -> Iterator[SparkSession]:
     """Start Spark with the server at `uri` as its catalog.
 
-    The JVM writes its messages to spark.log. It runs only for minutes, so every way to run a query uses the JVM's fast
-    compiler.
+    The JVM writes its messages to spark.log. It runs only for minutes, so Spark uses the options of `SHORT_LIVED`, with
+    which the JVM compiles code quickly instead of optimizing it.
     """
     conf = {
         **session_conf(iceberg_jars(CACHE / "jars")),
@@ -76,7 +76,9 @@ def open_demo_session(uri: str, folder: Path) -> Iterator[SparkSession]:
         "spark.local.dir": str(folder / "spark"),
         "spark.sql.warehouse.dir": str(folder / "spark-warehouse"),
     }
-    with contextlib.suppress(ServiceFailed):  # A Java runtime without a compiler writes files more slowly.
+    # `configure_local_files` compiles a faster file system class, which needs a JDK. With a Java runtime that has no
+    # compiler, Spark uses Hadoop's class, which writes files more slowly.
+    with contextlib.suppress(ServiceFailed):
         conf |= configure_local_files()
     with _redirect_stderr(folder / "spark.log"):
         spark = open_session("seamark-demo", conf)
@@ -104,8 +106,8 @@ def write_demo_tables(uri: str, data: Path, options: Options, progress: Progress
     """Write the tables with PyIceberg, the facts in the order of the source, which is by date.
 
     The two other fact tables begin as copies of the source file. The server builds the indexes of a table as soon as
-    the table has rows. It has one worker, so the writer of Seamark's layout builds most indexes of that table before
-    the server reaches the table.
+    the table has rows. It builds them with one worker, and begins with the fact table as PyIceberg wrote it. Meanwhile
+    the Spark job that clusters the table `CLUSTERED` builds most indexes of that table.
     """
     facts = get_table_path(data, FACT)
     task = progress.add_task("PyIceberg writes the tables", total=len(TABLES) + 2)

@@ -68,9 +68,13 @@ class Options:
 
 @contextlib.contextmanager
 def provide_home(options: Options) -> Iterator[Path]:
-    """Provide the server's folder:
+    """Provide the folder of the server.
 
-    `options.home`, emptied, if the server keeps running, otherwise a temporary folder.
+    If the server keeps running after the demo, the folder is `options.home`, which is emptied first. Otherwise it is a
+    temporary folder.
+
+    Raises:
+        DemoFailed: The server of an earlier demo runs in `options.home`, or the folder has files of another origin.
     """
     if not options.keep:
         with tempfile.TemporaryDirectory(prefix="seamark-demo-") as folder:

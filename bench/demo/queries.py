@@ -20,10 +20,13 @@ from seamark.connector.cubes.summaries import ON
 from seamark.connector.spark.query.queries import sql as seamark_sql
 
 ICEBERG, UNTOUCHED, CLUSTERED, CUBED = "Iceberg", "Seamark", "layout", "cubes"
-"""The columns: Iceberg alone; Seamark's plans over files as written; Seamark's layout; cubes."""
-COLUMNS = (ICEBERG, UNTOUCHED, CLUSTERED, CUBED)
-FILE_COLUMNS = (ICEBERG, UNTOUCHED, CLUSTERED)
-"""The columns whose numbers of files are compared. The facts with cubes have a different number of files."""
+"""The compared configurations, which are the columns of the result.
+
+They are Iceberg alone, Seamark's plans over files as written, Seamark's layout, and cubes.
+"""
+CONFIGURATIONS = (ICEBERG, UNTOUCHED, CLUSTERED, CUBED)
+FILE_CONFIGURATIONS = (ICEBERG, UNTOUCHED, CLUSTERED)
+"""The configurations whose numbers of files are compared. The facts with cubes have a different number of files."""
 NOTHING_READ = FilesRead(0, 0)
 """The result for a query that reads no file of the facts."""
 _FACT_NAME = re.compile(rf"\b{FACT}\b")
@@ -47,29 +50,34 @@ class DemoQuery:
     """One query and its measurements.
 
     Attributes:
-        bound: The number of files of the clustered layout with a row of the answer. No plan can have fewer files.
-        answers: The measurements of each round, by column.
+        needed_files: The number of files of the clustered layout with a row of the answer. No plan has fewer files.
+        answers: The measurements of each round, by configuration.
     """
 
     name: str
-    bound: int
-    answers: dict[str, list[DemoMeasurement]] = field(default_factory=lambda: {column: [] for column in COLUMNS})
+    needed_files: int
+    answers: dict[str, list[DemoMeasurement]] = field(
+        default_factory=lambda: {configuration: [] for configuration in CONFIGURATIONS}
+    )
 
-    def files(self, column: str) -> int:
-        """Return the largest number of files of any round."""
-        return max(answer.files for answer in self.answers[column])
+    def count_files(self, configuration: str) -> int:
+        """Return the number of files that the query opened with a configuration, the largest of all rounds."""
+        return max(answer.files for answer in self.answers[configuration])
 
-    def size_bytes(self, column: str) -> int:
-        return max(answer.size_bytes for answer in self.answers[column])
+    def size_bytes(self, configuration: str) -> int:
+        return max(answer.size_bytes for answer in self.answers[configuration])
 
-    def compute_median_s(self, column: str) -> float:
-        """Return the median seconds of all rounds."""
-        return statistics.median(answer.seconds for answer in self.answers[column])
+    def compute_median_s(self, configuration: str) -> float:
+        """Return the median seconds of all rounds with a configuration."""
+        return statistics.median(answer.seconds for answer in self.answers[configuration])
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The results of all queries in one `engine`."""
+    """The results of all queries in one `engine`.
+
+    A `configuration` is one of `CONFIGURATIONS`, such as Iceberg alone or Seamark's layout.
+    """
 
     engine: str
     queries: list[DemoQuery]
@@ -81,20 +89,23 @@ class Comparison:
         """Return the geometric mean of all queries."""
         return _compute_geometric_mean(map(measure, self.queries))
 
-    def compare_files(self, column: str) -> float:
-        """Return how many times fewer files `column` opens than Iceberg, in the geometric mean.
+    def compare_files(self, configuration: str) -> float:
+        """Return the number of files that Iceberg alone opens, divided by the number that `configuration` opens.
 
-        A query that opens no file counts as one file.
+        The result is the geometric mean of this ratio over all queries. A query that opens no file counts as one file.
         """
-        return self.compute_mean(lambda query: query.files(ICEBERG) / max(1, query.files(column)))
+        return self.compute_mean(lambda query: query.count_files(ICEBERG) / max(1, query.count_files(configuration)))
 
-    def compare_seconds(self, column: str) -> float:
-        """Return how many times faster `column` is than Iceberg, in the geometric mean."""
-        return self.compute_mean(lambda query: query.compute_median_s(ICEBERG) / query.compute_median_s(column))
+    def compare_seconds(self, configuration: str) -> float:
+        """Return the median seconds of Iceberg alone, divided by those of `configuration`.
+
+        The result is the geometric mean of this ratio over all queries.
+        """
+        return self.compute_mean(lambda query: query.compute_median_s(ICEBERG) / query.compute_median_s(configuration))
 
     def list_queries_from_cubes(self) -> list[DemoQuery]:
         """Return the queries that are answered from cubes, which read no file of the facts."""
-        return [query for query in self.queries if not query.files(CUBED)]
+        return [query for query in self.queries if not query.count_files(CUBED)]
 
     def compare_seconds_from_cubes(self) -> float:
         """Return how many times faster answers from cubes are than with Iceberg, in the geometric mean."""
@@ -104,7 +115,7 @@ class Comparison:
 
     def find_worst_ratio(self) -> float:
         """Return the largest ratio of files opened in Seamark's layout to files with a row of the answer."""
-        return max(max(1, query.files(CLUSTERED)) / max(1, query.bound) for query in self.queries)
+        return max(max(1, query.count_files(CLUSTERED)) / max(1, query.needed_files) for query in self.queries)
 
 
 def _compute_geometric_mean(values: Iterable[float]) -> float:
@@ -121,7 +132,7 @@ def replace_facts(facts: tuple[str, str], text: str) -> str:
 
 
 def build_spark_runners(spark: SparkSession) -> dict[str, RunQuery]:
-    """Return the functions that run a query in Spark, by the column of the demo."""
+    """Return the functions that run a query in Spark, by the configuration of the demo."""
 
     def measure_query(run: Callable[[str], DataFrame]) -> RunQuery:
         def ask_spark(text: str) -> tuple[list[tuple[Any, ...]], DemoMeasurement]:
@@ -142,51 +153,56 @@ def build_spark_runners(spark: SparkSession) -> dict[str, RunQuery]:
 def warm_up(
     engine: str, query_runners: Mapping[str, RunQuery], oracle: Oracle, progress: Progress, *, repeats: int = 1
 ) -> None:
-    """Run one query of each flight `repeats` times, so that the engine has compiled and cached its code.
+    """Run queries before the measurement, so that the engine has compiled and cached its code.
 
-    The columns alternate. The times are not counted.
+    The benchmark's queries form four groups (flights), in which all queries join the same tables. The first query of
+    each group runs `repeats` times, with the next configuration each time.
+
     Raises:
         DemoFailed: An answer is wrong.
     """
     names = FLIGHTS * repeats
-    for place, name in enumerate(progress.track(names, description=f"{engine} warms up")):
-        _run_and_check(engine, query_runners, oracle, name, COLUMNS[place % len(COLUMNS)])
+    for position, name in enumerate(progress.track(names, description=f"{engine} warms up")):
+        _run_and_check(engine, query_runners, oracle, name, CONFIGURATIONS[position % len(CONFIGURATIONS)])
 
 
 def _run_and_check(
-    engine: str, query_runners: Mapping[str, RunQuery], oracle: Oracle, name: str, column: str
+    engine: str, query_runners: Mapping[str, RunQuery], oracle: Oracle, name: str, configuration: str
 ) -> DemoMeasurement:
-    rows, measurement = query_runners[column](QUERIES[name])
+    rows, measurement = query_runners[configuration](QUERIES[name])
     if difference := oracle.describe_difference(QUERIES[name], rows):
-        raise DemoFailed(f"{name} in {engine}, {column}, has a wrong answer: {difference}")
+        raise DemoFailed(f"{name} in {engine}, {configuration}, has a wrong answer: {difference}")
     return measurement
 
 
-def compare_columns(
+def compare_configurations(
     engine: str,
     query_runners: Mapping[str, RunQuery],
     oracle: Oracle,
-    bounds: Mapping[str, int],
+    needed_files: Mapping[str, int],
     progress: Progress,
     *,
     rounds: int,
 ) -> Comparison:
-    """Run the queries `rounds` times in each way.
+    """Run each query `rounds` times with each of the four configurations, and compare its answers with DuckDB's.
 
-    The first round ends with Iceberg, so a cold engine is not a disadvantage for Iceberg.
+    The first round ends with Iceberg alone, so an engine that has just started is not a disadvantage for Iceberg.
 
     Args:
-        bounds: The smallest possible number of files of each query.
+        oracle: Gives the right answers, which DuckDB computes from the source data.
+        needed_files: The smallest possible number of files of each query, by the query's name.
 
     Raises:
         DemoFailed: An answer is wrong.
     """
-    queries = [DemoQuery(name, bounds[name]) for name in QUERIES]
-    total = len(queries) * rounds * len(COLUMNS)
-    task = progress.add_task(f"13 queries in {engine}, four ways in turns", total=total)
+    queries = [DemoQuery(name, needed_files[name]) for name in QUERIES]
+    total = len(queries) * rounds * len(CONFIGURATIONS)
+    task = progress.add_task(f"13 queries in {engine}, four configurations", total=total)
     for number in range(rounds):
         for query in queries:
-            for column in COLUMNS if number % 2 else COLUMNS[::-1]:
-                query.answers[column].append(_run_and_check(engine, query_runners, oracle, query.name, column))
+            for configuration in CONFIGURATIONS if number % 2 else CONFIGURATIONS[::-1]:
+                query.answers[configuration].append(
+                    _run_and_check(engine, query_runners, oracle, query.name, configuration)
+                )
                 progress.advance(task)
     return Comparison(engine, queries)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from bench.demo.queries import CLUSTERED, COLUMNS, FILE_COLUMNS, ICEBERG, UNTOUCHED, Comparison
+from bench.demo.queries import CLUSTERED, CONFIGURATIONS, FILE_CONFIGURATIONS, ICEBERG, UNTOUCHED, Comparison
 from bench.demo.screen import BOUND, LAYOUT_TITLES, MIB, format_sentence
 from bench.ssb.bounds import open_facts
 
@@ -55,13 +55,13 @@ def read_ranges(paths: Sequence[str], data: Path) -> dict[str, Bars]:
     return results
 
 
-def write_report(
+def format_report(
     comparisons: Sequence[Comparison],
     written_ranges: Mapping[str, Bars],
     clustered_ranges: Mapping[str, Bars],
     scale: float,
 ) -> str:
-    """Return the page as text.
+    """Return the result of the demo as the text of an HTML page.
 
     Args:
         written_ranges, clustered_ranges: The ranges (`read_ranges`) of the facts' files as written, and in Seamark's
@@ -94,16 +94,16 @@ def _format_engine(comparison: Comparison) -> str:
 
 
 def _format_bars(comparison: Comparison) -> str:
-    names = (*FILE_COLUMNS, BOUND)
+    names = (*FILE_CONFIGURATIONS, BOUND)
     row, left_margin = 16, 60
     height = len(comparison.queries) * (row * len(names) + 12)
-    maximum = max(query.files(column) for query in comparison.queries for column in FILE_COLUMNS)
+    maximum = max(query.count_files(column) for query in comparison.queries for column in FILE_CONFIGURATIONS)
     parts: list[str] = []
     y = 4.0
     for query in comparison.queries:
         parts.append(f'<text x="0" y="{y + row * 2}">{query.name}</text>')
         for name in names:
-            count = query.bound if name == BOUND else query.files(name)
+            count = query.needed_files if name == BOUND else query.count_files(name)
             width = max(1.0, count / max(1, maximum) * 900)
             parts.append(
                 f'<rect x="{left_margin}" y="{y}" width="{width:.1f}" height="{row - 3}" fill="{_COLOURS[name]}"/>'
@@ -119,17 +119,17 @@ def _format_bars(comparison: Comparison) -> str:
 
 
 def _format_table(comparison: Comparison) -> str:
-    columns_by_unit = {"files": FILE_COLUMNS, "MiB": FILE_COLUMNS, "s": COLUMNS}
+    columns_by_unit = {"files": FILE_CONFIGURATIONS, "MiB": FILE_CONFIGURATIONS, "s": CONFIGURATIONS}
     heads = [
         f"{unit}, {html.escape(LAYOUT_TITLES[column])}" for unit in columns_by_unit for column in columns_by_unit[unit]
     ]
-    heads.insert(len(FILE_COLUMNS), "bound")
+    heads.insert(len(FILE_CONFIGURATIONS), "bound")
     rows = "".join(
         f"<tr><td>{query.name}</td>"
-        + "".join(f"<td>{query.files(column):,}</td>" for column in FILE_COLUMNS)
-        + f"<td>{query.bound:,}</td>"
-        + "".join(f"<td>{query.size_bytes(column) / MIB:,.1f}</td>" for column in FILE_COLUMNS)
-        + "".join(f"<td>{query.compute_median_s(column):.2f}</td>" for column in COLUMNS)
+        + "".join(f"<td>{query.count_files(column):,}</td>" for column in FILE_CONFIGURATIONS)
+        + f"<td>{query.needed_files:,}</td>"
+        + "".join(f"<td>{query.size_bytes(column) / MIB:,.1f}</td>" for column in FILE_CONFIGURATIONS)
+        + "".join(f"<td>{query.compute_median_s(column):.2f}</td>" for column in CONFIGURATIONS)
         + "</tr>"
         for query in comparison.queries
     )

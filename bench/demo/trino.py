@@ -29,7 +29,7 @@ def is_installed() -> bool:
 
 @contextlib.contextmanager
 def open_query_runners(folder: Path, uri: str) -> Iterator[Mapping[str, RunQuery]]:
-    """Provide the function that runs a query in Trino for each column.
+    """Start Trino and the proxy, and provide a function for each configuration of the demo that runs a query in Trino.
 
     Trino and the proxy end with the block.
     """
@@ -37,15 +37,15 @@ def open_query_runners(folder: Path, uri: str) -> Iterator[Mapping[str, RunQuery
         trino = stack.enter_context(trino_server(folder / "trino", uri=uri, jvm=UNVERIFIED))
         flags = ("--trino", trino.base_url, "--budget-ms", BUDGET_MS, "--cubes", ON)
         proxy = stack.enter_context(run_trino_proxy(folder / "proxy", *flags, seamark=uri))
-        direct_connection, planned_answer = (
+        direct_connection, proxy_connection = (
             stack.enter_context(contextlib.closing(TrinoConnection(url, trino.base_url)))
             for url in (trino.base_url, proxy.url)
         )
         yield {
             ICEBERG: _build_query_runner(direct_connection),
-            UNTOUCHED: _build_query_runner(planned_answer),
-            CLUSTERED: lambda text: _build_query_runner(planned_answer)(replace_facts(lake.CLUSTERED, text)),
-            CUBED: lambda text: _build_query_runner(planned_answer)(replace_facts(lake.CUBED, text)),
+            UNTOUCHED: _build_query_runner(proxy_connection),
+            CLUSTERED: lambda text: _build_query_runner(proxy_connection)(replace_facts(lake.CLUSTERED, text)),
+            CUBED: lambda text: _build_query_runner(proxy_connection)(replace_facts(lake.CUBED, text)),
         }
 
 

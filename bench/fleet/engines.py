@@ -47,7 +47,7 @@ LAKE, WARM = "ssb", "warm"
 _SPARK_OPTIONS = {"spark.driver.memory": "3g", "spark.driver.extraJavaOptions": "", "spark.sql.shuffle.partitions": "4"}
 _FSSPEC = {"py-io-impl": "pyiceberg.io.fsspec.FsspecFileIO"}
 """PyIceberg uses fsspec, because versitygw refuses the last part of pyarrow's multipart uploads."""
-Ask = Callable[[str, str], Sequence[Sequence[object]]]
+RunQuery = Callable[[str, str], Sequence[Sequence[object]]]
 """A function of (SQL, namespace) that returns the rows of the query."""
 
 
@@ -66,15 +66,15 @@ def open_lake(folder: Path, scale: float, files: int) -> Iterator[ServersOnSlowS
     """Generate the SSB data, and start a server with a gateway and a server without one over a delayed store."""
     with ExitStack() as stack:
         near_store = stack.enter_context(run_s3(folder, keep_alive=True))
-        slow_servers = replace(near_store, endpoint=stack.enter_context(run_delaying_store(near_store.endpoint, 1)))
+        slow_store = replace(near_store, endpoint=stack.enter_context(run_delaying_store(near_store.endpoint, 1)))
         warehouse, port = f"s3://{near_store.create_bucket()}/wh", choose_free_port()
-        env = {**slow_servers.build_seamark_env(), "SEAMARK_LOG_LEVEL": "warning"}
-        document = {"SEAMARK_GATEWAY_PORT": str(port), "SEAMARK_S3_CLIENT_ACCESS": "gateway"}
+        env = {**slow_store.build_seamark_env(), "SEAMARK_LOG_LEVEL": "warning"}
+        gateway_env = {"SEAMARK_GATEWAY_PORT": str(port), "SEAMARK_S3_CLIENT_ACCESS": "gateway"}
         direct_server = stack.enter_context(Seamark(folder / "direct", warehouse=warehouse, env=env))
-        gateway = stack.enter_context(Seamark(folder / "gateway", warehouse=warehouse, env=env | document))
+        gateway = stack.enter_context(Seamark(folder / "gateway", warehouse=warehouse, env=env | gateway_env))
         for namespace, size, files_per_table in ((WARM, WARM_SCALE, WARM_FILES), (LAKE, scale, files)):
             _write(generate_ssb(CACHE / "ssb", size), near_store, direct_server, gateway, namespace, files_per_table)
-        yield ServersOnSlowStore(slow_servers, f"http://127.0.0.1:{port}", gateway, direct_server)
+        yield ServersOnSlowStore(slow_store, f"http://127.0.0.1:{port}", gateway, direct_server)
 
 
 def _write(data: Path, near_store: S3, direct_server: Seamark, gateway: Seamark, namespace: str, files: int) -> None:
@@ -104,31 +104,40 @@ def _to_iceberg_types(rows: pa.Table) -> pa.Table:
     return rows
 
 
-def compare_servers(report: Report, engine: str, ways: Mapping[str, Ask], oracle: Oracle, rounds: int) -> None:
-    """Run each query through both servers alternately, in one round of first reads and then in `rounds` rounds."""
-    for ask in ways.values():
+def compare_servers(report: Report, engine: str, runners: Mapping[str, RunQuery], oracle: Oracle, rounds: int) -> None:
+    """Run each query through both servers alternately, in one round of first reads and then in `rounds` rounds.
+
+    Before, each query runs once on the small copy of the tables in the namespace `WARM`.
+
+    Args:
+        runners: The function that runs a query, for each of the two servers.
+    """
+    for run_query in runners.values():
         for sql in QUERIES.values():
-            ask(sql, WARM)
-    times: dict[str, list[list[float]]] = {way: [[] for _ in range(rounds + 1)] for way in ways}
-    for number in range(rounds + 1):
-        for round_number, (name, sql) in enumerate(QUERIES.items()):
-            order = list(ways.items())[:: 1 if (round_number + number) % 2 else -1]
-            for way, ask in order:
+            run_query(sql, WARM)
+    times: dict[str, list[list[float]]] = {server: [[] for _ in range(rounds + 1)] for server in runners}
+    for round_index in range(rounds + 1):
+        for query_index, (name, sql) in enumerate(QUERIES.items()):
+            order = list(runners.items())[:: 1 if (query_index + round_index) % 2 else -1]
+            for server, run_query in order:
                 began_s = time.perf_counter()
-                answer = ask(sql, LAKE)
-                times[way][number].append(time.perf_counter() - began_s)
+                answer = run_query(sql, LAKE)
+                times[server][round_index].append(time.perf_counter() - began_s)
                 difference = oracle.describe_difference(sql, answer)
                 if difference:
-                    raise AnswersDiffer(f"{engine}, {way}, {name}: {difference}")
+                    raise AnswersDiffer(f"{engine}, {server}, {name}: {difference}")
 
     def add_row(measure: str, value: Callable[[list[list[float]]], float]) -> None:
-        values = {way: value(durations) for way, durations in times.items()}
+        values = {server: value(durations) for server, durations in times.items()}
         report.rows.append(Row(f"{engine}: {len(QUERIES)} queries", measure, "s", values, peer=DIRECT_SERVER))
 
     add_row("first round", lambda durations: sum(durations[0]))
     add_row("later rounds, median", lambda durations: statistics.median(map(sum, durations[1:])))
-    for number, name in enumerate(QUERIES):
-        values = {way: statistics.median(durations[number] for durations in time[1:]) for way, time in times.items()}
+    for query_index, name in enumerate(QUERIES):
+        values = {
+            server: statistics.median(durations[query_index] for durations in time[1:])
+            for server, time in times.items()
+        }
         report.rows.append(Row(f"{engine}: {name}", "later rounds, median", "s", values, peer=DIRECT_SERVER))
 
 
@@ -138,7 +147,7 @@ def run_trino(report: Report, folder: Path, slow_servers: ServersOnSlowStore, or
     )
     vended_properties = {"iceberg.rest-catalog.vended-credentials-enabled": "true"}
     with ExitStack() as stack:
-        ways: dict[str, Ask] = {}
+        runners: dict[str, RunQuery] = {}
         for way, server, store, catalog in (
             (OURS, slow_servers.gateway, gateway_s3, vended_properties),
             (DIRECT_SERVER, slow_servers.direct_server, slow_servers.store, {}),
@@ -148,16 +157,16 @@ def run_trino(report: Report, folder: Path, slow_servers: ServersOnSlowStore, or
             )
             url = stack.enter_context(served_trino_server).base_url
             client = stack.enter_context(closing(TrinoConnection(url, url)))
-            ways[way] = lambda sql, namespace, client=client: client.read_rows(sql, namespace)  # type: ignore[misc]
-        compare_servers(report, "Trino", ways, oracle, rounds)
+            runners[way] = lambda sql, namespace, client=client: client.read_rows(sql, namespace)  # type: ignore[misc]
+        compare_servers(report, "Trino", runners, oracle, rounds)
 
 
 def run_spark(report: Report, folder: Path, slow_servers: ServersOnSlowStore, oracle: Oracle, rounds: int) -> None:
     s3_io = {"io-impl": "org.apache.iceberg.aws.s3.S3FileIO", "client.region": slow_servers.store.region}
     with spark_session(folder / "spark", _SPARK_OPTIONS) as session:
         ways = {
-            OURS: _build_spark_ask(session, new_catalog(session, slow_servers.gateway.base_url, extra=s3_io)),
-            DIRECT_SERVER: _build_spark_ask(
+            OURS: _build_spark_runner(session, new_catalog(session, slow_servers.gateway.base_url, extra=s3_io)),
+            DIRECT_SERVER: _build_spark_runner(
                 session,
                 new_catalog(
                     session,
@@ -169,7 +178,7 @@ def run_spark(report: Report, folder: Path, slow_servers: ServersOnSlowStore, or
         compare_servers(report, "Spark", ways, oracle, rounds)
 
 
-def _build_spark_ask(session: SparkSession, catalog: str) -> Ask:
+def _build_spark_runner(session: SparkSession, catalog: str) -> RunQuery:
     def ask(sql: str, namespace: str) -> Sequence[Any]:
         session.sql(f"USE {catalog}.{namespace}")
         return [tuple(row) for row in session.sql(sql).collect()]

@@ -27,7 +27,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 import psutil
@@ -38,11 +38,31 @@ from seamark.formats.runtime.connections import raise_descriptor_limit
 from tests.gateway.rig import GatewayRig, Keys, open_rig
 from tests.services.s3 import S3, run_s3
 
-CASES = (("64 KiB", 64 << 10, 512 << 10, 1), ("1 MiB", 1 << 20, 1 << 20, 2), ("8 MiB", 8 << 20, 8 << 20, 4))
-"""(name, bytes of a range, bytes between the starts of two ranges, objects).
 
-The ranges are so far apart that a read does not load a block of another range.
-"""
+class RangeCase(NamedTuple):
+    """The ranges of one case.
+
+    Attributes:
+        label: The size of a range for the report.
+        range_bytes: The size of a range.
+        step_bytes: The distance between the starts of two ranges. It is so large that a read does not load a block of
+            another range.
+        objects: The number of objects that are read.
+    """
+
+    label: str
+    range_bytes: int
+    step_bytes: int
+    objects: int
+
+
+CASES = (
+    RangeCase("64 KiB", 64 << 10, 512 << 10, 1),
+    RangeCase("1 MiB", 1 << 20, 1 << 20, 2),
+    RangeCase("8 MiB", 8 << 20, 8 << 20, 4),
+)
+FIRST_READ_SPEED_MIN = 1 / 1.05
+"""The goal for first reads: a read through the gateway takes at most 5 % longer than a direct read."""
 MEBIBYTE = 1 << 20
 LIMIT = "sendfile"
 S3_RATE = 90e6
@@ -52,6 +72,7 @@ SLOW_CASES = (("1 MiB of memory", 1, {}), ("8 MiB of the disk", 8, {"SEAMARK_GAT
 
 
 Read = Callable[[int], float]
+"""A function that reads the n-th range of an object, and returns the seconds."""
 
 
 def build_reader(client: Any, keys: Keys, size: int, name: str) -> Read:
@@ -84,44 +105,56 @@ def _get(url: SplitResult, start: int, size: int) -> bytes:
 
 
 class Ranges:
-    """The ranges of several objects in a random order that is the same for all readers with the same seed."""
+    """The ranges of several objects in a random order that is the same for all readers with the same seed.
+
+    Args:
+        readers: For each object, the function that reads its n-th range of `size` bytes.
+        size: The size of a range in bytes.
+        step: The distance between the starts of two ranges of an object in bytes, a multiple of `size`.
+    """
 
     def __init__(self, readers: list[Read], size: int, step: int, seed: int) -> None:
         self._readers = readers
-        places = [(index, start // size) for index in range(len(readers)) for start in range(0, OBJECT_BYTES, step)]
-        random.Random(seed).shuffle(places)
-        self._places = [(index, number) for index, number in places if (number + 1) * size <= OBJECT_BYTES]
+        ranges = [(index, start // size) for index in range(len(readers)) for start in range(0, OBJECT_BYTES, step)]
+        random.Random(seed).shuffle(ranges)
+        self._ranges = [(index, number) for index, number in ranges if (number + 1) * size <= OBJECT_BYTES]
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._ranges)
 
     def read(self, number: int) -> float:
-        index, place = self._places[number % len(self._places)]
-        return self._readers[index](place)
+        """Read the range at position `number` of the random order, and return the seconds."""
+        object_index, range_number = self._ranges[number % len(self._ranges)]
+        return self._readers[object_index](range_number)
 
 
 def add_rows(
     report: Report,
     case: str,
-    seamark_ms: list[float],
-    peer_ms: list[float],
+    seamark_s: list[float],
+    direct_s: list[float],
     factor: float,
-    limit: list[float] | None = None,
+    sendfile_s: list[float] | None = None,
 ) -> None:
     """Add the rows of a case to the report.
 
+    A second median row compares with the process that sends by sendfile, which is the fastest possible server for this
+    client.
+
     Args:
+        seamark_s: The seconds of each read through the gateway.
+        direct_s: The seconds of each direct read.
         factor: The goal: how many times faster than the direct read.
-        limit: The seconds of each read from the sendfile process.
+        sendfile_s: The seconds of each read from the sendfile process, or None without this comparison.
     """
     for name, aggregate in (("median", statistics.median), ("mean", statistics.fmean)):
-        values = {"seamark": aggregate(seamark_ms) * 1000, "direct": aggregate(peer_ms) * 1000}
+        values = {"seamark": aggregate(seamark_s) * 1000, "direct": aggregate(direct_s) * 1000}
         goal = values["direct"] / factor if name == "median" else None
-        if limit is not None:
-            values[LIMIT] = aggregate(limit) * 1000
+        if sendfile_s is not None:
+            values[LIMIT] = aggregate(sendfile_s) * 1000
         report.rows.append(Row(case, name, "ms", values, peer="direct", goal=goal))
-    if limit is not None:
-        bound = {"seamark": statistics.median(seamark_ms) * 1000, LIMIT: statistics.median(limit) * 1000}
+    if sendfile_s is not None:
+        bound = {"seamark": statistics.median(seamark_s) * 1000, LIMIT: statistics.median(sendfile_s) * 1000}
         report.rows.append(Row(case, "median (ratio to sendfile, the client's bound)", "ms", bound, peer=LIMIT))
 
 
@@ -142,9 +175,14 @@ def upload_objects(rig: GatewayRig, s3: S3, count: int) -> tuple[Keys, Keys, lis
 
 
 def compare_ranges(seamark_ranges: Ranges, peer_ranges: Ranges, count: int) -> tuple[list[float], list[float]]:
-    """Read the first `count` ranges of both alternately, and return the seconds of the reads."""
+    """Read the first `count` ranges with both readers, and return the seconds of the reads of each reader.
+
+    The readers begin alternately, so that neither always reads first.
+    """
     pairs = [
-        (seamark_ranges.read(n), peer_ranges.read(n)) if n % 2 else (peer_ranges.read(n), seamark_ranges.read(n))[::-1]
+        (seamark_ranges.read(n), peer_ranges.read(n))
+        if n % 2
+        else (peer_ranges.read(n), seamark_ranges.read(n))[::-1]  # (Seamark's seconds, the peer's), as in each pair
         for n in range(count)
     ]
     return [seamark_s for seamark_s, _ in pairs], [peer_s for _, peer_s in pairs]
@@ -158,25 +196,25 @@ def measure_tier(
     tier: str,
     factor: float,
     rounds: int,
-    sent: Callable[[int], Callable[[int], float]],
+    make_sendfile_reader: Callable[[int], Read],
 ) -> None:
     """Measure first reads, and reads of ranges that are in the cache tier `tier`.
 
     Args:
         factor: The goal: how many times faster than the direct read.
-        sent: Returns, for a size of the ranges, the function that reads the n-th range from the sendfile process and
-            returns the seconds.
+        make_sendfile_reader: Returns, for a size in bytes, a function that reads the n-th range of this size from the
+            process that sends by sendfile, and returns the seconds.
     """
     for seed, case in enumerate(CASES):
         with open_pairs(rig, near_store, slow_store, case, seed) as (seamark_ranges, peer_ranges):
             count = min(rounds, len(seamark_ranges) - 1)
             first = compare_ranges(seamark_ranges, peer_ranges, count)
             if tier == "memory":
-                add_rows(report, f"first read, {case[0]}", *first, 1 / 1.05)
+                add_rows(report, f"first read, {case.label}", *first, FIRST_READ_SPEED_MIN)
             time.sleep(1)  # The server writes blocks to the disk after the answer.
-            limit = [sent(case[1])(number) for number in range(count)]
+            limit = [make_sendfile_reader(case.range_bytes)(number) for number in range(count)]
             add_rows(
-                report, f"in {tier}, {case[0]}", *compare_ranges(seamark_ranges, peer_ranges, count), factor, limit
+                report, f"in {tier}, {case.label}", *compare_ranges(seamark_ranges, peer_ranges, count), factor, limit
             )
 
 
@@ -185,12 +223,12 @@ def measure_first(report: Report, rig: GatewayRig, near_store: S3, slow_store: S
     for seed, case in enumerate(CASES):
         with open_pairs(rig, near_store, slow_store, case, seed) as (seamark_ranges, peer_ranges):
             first = compare_ranges(seamark_ranges, peer_ranges, min(rounds, len(seamark_ranges) - 1))
-            add_rows(report, f"first read, {case[0]}, {S3_RATE / 1e6:.0f} MB/s", *first, 1 / 1.05)
+            add_rows(report, f"first read, {case.label}, {S3_RATE / 1e6:.0f} MB/s", *first, FIRST_READ_SPEED_MIN)
 
 
 @contextmanager
 def open_pairs(
-    rig: GatewayRig, near_store: S3, slow_store: S3, case: tuple[str, int, int, int], seed: int
+    rig: GatewayRig, near_store: S3, slow_store: S3, case: RangeCase, seed: int
 ) -> Iterator[tuple[Ranges, Ranges]]:
     """Yield the same ranges of new objects through the gateway and directly, on open connections."""
     _, size, step, objects = case
@@ -201,6 +239,7 @@ def open_pairs(
     ):
         seamark_ranges = Ranges([build_reader(client, keys, size, name) for name in names], size, step, seed)
         peer_ranges = Ranges([build_reader(direct_client, store_keys, size, name) for name in names], size, step, seed)
+        # The last range opens the connections of the servers to the store. It is not measured.
         for item in (seamark_ranges, peer_ranges):
             item.read(len(item) - 1)
         yield seamark_ranges, peer_ranges
@@ -284,12 +323,16 @@ def measure_throughput(requests: Callable[[int], bytes], port: int, size: int, s
 
 
 def open_sendfile_reader(port: int, size: int) -> Read:
-    """Return a `Read` function that reads from the process that sends by sendfile."""
+    """Return a function that reads the n-th range of `size` bytes from the sendfile process, and returns the seconds.
+
+    A request is the size and the start of the range as text.
+    """
     connection, buffer = socket.create_connection(("127.0.0.1", port)), memoryview(bytearray(2 * MEBIBYTE))
 
     def read(number: int) -> float:
         began_s = time.perf_counter()
-        _receive(connection, b"%d %d" % (size, number * size % (OBJECT_BYTES // 2)), size, buffer)
+        start = number * size % (OBJECT_BYTES // 2)  # The second half leaves room for the last range.
+        _receive(connection, b"%d %d" % (size, start), size, buffer)
         return time.perf_counter() - began_s
 
     return read

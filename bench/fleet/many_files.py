@@ -60,10 +60,13 @@ class ProcessMeasurement:
     resident: dict[str, float] = field(default_factory=dict)
     """The growth of the resident memory, by the name of the moment."""
     private_bytes: float = 0.0
-    """The part of the last value in `resident` without pages of files."""
+    """The last value in `resident` without the memory pages that belong to mapped files."""
     reported_bytes: float = 0.0
+    """The memory that the planner reports in /metrics."""
     views: int = 0
+    """The number of decoded tables (views) that the planner has in memory."""
     plans_ms: dict[str, float] = field(default_factory=dict)
+    """The median time of a plan, by the name of the filter."""
     retained_bytes: dict[str, int] = field(default_factory=dict)
     commit_ms: float = 0.0
     """The extra time of a plan of the next snapshot right after the commit."""
@@ -72,7 +75,10 @@ class ProcessMeasurement:
 
 
 def measure_process(table: GeneratedTable, home: Path, memory_bytes: int) -> ProcessMeasurement:
-    """Measure the plans in a separate process."""
+    """Measure the plans of a table, and the memory of this process.
+
+    The benchmark calls it in a new process each time, so that the second call starts like a server after a restart.
+    """
     return asyncio.run(_measure_plans(table, home, memory_bytes))
 
 
@@ -124,26 +130,29 @@ async def _measure_commits(seamark_planner: OurPlanner, table: GeneratedTable, f
 
     The result is the median over several commits of the plan's time minus the time of a plan of a known snapshot.
     """
-    added_counts = []
-    expected = FILTERS[RANGES[0]]
+    extra_times_ms = []
+    filter_case = FILTERS[RANGES[0]]
     for number in range(first, first + COMMITS):
-        known_files, _ = await seamark_planner.scan(expected.build_expression(table, 500 + number))
+        known_snapshot_ms, _ = await seamark_planner.scan(filter_case.build_expression(table, 500 + number))
         metadata = _commit_file(table, seamark_planner.metadata, number)
-        parsed_expression = parse_expression(expected.build_expression(table, 600 + number))
+        parsed_expression = parse_expression(filter_case.build_expression(table, 600 + number))
         if prepare:
             planned_table = PlannedTable(BoundScan.bind(seamark_planner.metadata, ScanRequest()).view_key, 0.0)
             assert await seamark_planner.planner.prepare(metadata, planned_table, limit_bytes=table.metadata_bytes)
         started_s = time.perf_counter()
         await seamark_planner.planner.bind_and_plan(metadata, ScanRequest(filter=parsed_expression))
-        added_counts.append((time.perf_counter() - started_s) * 1000 - known_files)
+        extra_times_ms.append((time.perf_counter() - started_s) * 1000 - known_snapshot_ms)
         seamark_planner.metadata = metadata
-    return statistics.median(added_counts)
+    return statistics.median(extra_times_ms)
 
 
-def _commit_file(table: GeneratedTable, metadata: TableMetadata, number: int) -> TableMetadata:
-    """Return the table after an append.
+def _commit_file(table: GeneratedTable, metadata: TableMetadata, entry_number: int) -> TableMetadata:
+    """Write the files of an append, and return the table's new metadata.
 
-    The new manifest has the entries of the table's last manifest, at most a thousand.
+    The new manifest has the first entries of an existing manifest, at most a thousand.
+
+    Args:
+        entry_number: The position of the existing manifest in the manifest list.
     """
     folder = table.folder / "commits"
     folder.mkdir(exist_ok=True)
@@ -152,7 +161,7 @@ def _commit_file(table: GeneratedTable, metadata: TableMetadata, number: int) ->
     assert snapshot.manifest_list is not None
     with Path(snapshot.manifest_list.removeprefix("file://")).open("rb") as file:
         entries = list(fastavro.reader(file))
-    source = Path(str(entries[number]["manifest_path"]).removeprefix("file://"))
+    source = Path(str(entries[entry_number]["manifest_path"]).removeprefix("file://"))
     with source.open("rb") as file:
         reader = fastavro.reader(file)
         rows = [row for _, row in zip(range(1000), reader, strict=False)]
@@ -161,7 +170,11 @@ def _commit_file(table: GeneratedTable, metadata: TableMetadata, number: int) ->
     path = folder / f"{uuid.uuid4()}-m0.avro"
     with path.open("wb") as file:
         fastavro.writer(file, schema, rows, codec="deflate", metadata=header)
-    manifest_fields = {**entries[number], "manifest_path": f"file://{path}", "manifest_length": path.stat().st_size}
+    manifest_fields = {
+        **entries[entry_number],
+        "manifest_path": f"file://{path}",
+        "manifest_length": path.stat().st_size,
+    }
     manifest_fields |= {"added_files_count": len(rows), "added_snapshot_id": snapshot.snapshot_id + 1}
     list_bytes = io.BytesIO()
     fastavro.writer(list_bytes, layout.build_manifest_file_schema(), [manifest_fields, *entries], codec="deflate")

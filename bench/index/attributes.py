@@ -36,8 +36,8 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     report = Report("index_attributes", "What does an index on an attribute save in a star join?", peer=peer)
     files, rows, customers = (QUICK_FILES, QUICK_ROWS, QUICK_CUSTOMERS) if quick else (FILES, ROWS, CUSTOMERS)
     sizes: dict[str, float] = {}
-    first: dict[str, list[float]] = {label: [] for label in TABLES}
-    later_seconds: dict[str, list[float]] = {label: [] for label in TABLES}
+    first_ms: dict[str, list[float]] = {label: [] for label in TABLES}
+    later_ms: dict[str, list[float]] = {label: [] for label in TABLES}
     with run_seamark(folder, _SETTINGS) as server, closing(IndexClient(server.base_url)) as client:
         _append(server.base_url, files, rows, customers)
         sizes[KEYS] = _build(client, TABLES[KEYS], "customer")
@@ -47,7 +47,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         for label, table in TABLES.items():
             with run_seamark(folder, _SETTINGS) as server, closing(IndexClient(server.base_url)) as client:
                 _plan(client, table, None)  # The files of the table are in memory, as in a running server.
-                first[label].append(_plan(client, table, start)[0])
+                first_ms[label].append(_plan(client, table, start)[0])
     with run_seamark(folder, _SETTINGS) as server, closing(IndexClient(server.base_url)) as client:
         for table in TABLES.values():
             _plan(client, table, 0)
@@ -55,11 +55,11 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             counts = {}
             for label, table in TABLES.items():
                 elapsed_ms, counts[label] = _plan(client, table, city_number)
-                later_seconds[label].append(elapsed_ms)
+                later_ms[label].append(elapsed_ms)
             if len(set(counts.values())) > 1:
                 raise AnswersDiffer(f"city {city_number}: {counts}")
-    for case, took in (("first plan of a server", first), ("plan with another city", later_seconds)):
-        medians = {label: statistics.median(times) for label, times in took.items()}
+    for case, times_by_table in (("first plan of a server", first_ms), ("plan with another city", later_ms)):
+        medians = {label: statistics.median(times) for label, times in times_by_table.items()}
         report.rows.append(Row(case, "a request", "ms", medians, peer=KEYS))
     megabytes = {label: size / 1e6 for label, size in sizes.items()}
     report.rows.append(Row("index files", "all files of facts", "MB", megabytes, peer=KEYS))
@@ -97,7 +97,10 @@ def _build(client: IndexClient, table: str, column: str) -> int:
 
 
 def _plan(client: IndexClient, table: str, city: int | None) -> tuple[float, int]:
-    """Plan the facts of a city, and return the time in ms and the number of kept files. Without a city, no join."""
+    """Plan the facts of a city, and return the time in ms and the number of kept files.
+
+    If `city` is None, the plan has no join and keeps all files.
+    """
     join = {
         "table": [NAMESPACE, "customers"],
         "on": {"customer": "id"},

@@ -291,13 +291,14 @@ def _measure_ms(work: Callable[[], Any]) -> float:
 def _measure_building(report: Report, case: str, values: Values, rounds: int) -> None:
     """Measure the CPU time from a NumPy array to stored bytes on one thread, the best of several alternating runs."""
     keys = _build_keys(values)
-    spread = _build_keys(np.sort(values))
+    sorted_keys = _build_keys(np.sort(values))
     operations: dict[str, Callable[[], Any]] = {
         OURS: lambda: bitmap.build_bitmap(keys),
-        "sorted": lambda: bitmap.build_bitmap(spread),
+        "sorted": lambda: bitmap.build_bitmap(sorted_keys),
         ROARING: lambda: [item.serialize() for item in Roaring.build(values)],
     }
     durations: dict[str, list[float]] = {name: [] for name in operations}
+    # Fewer rounds than for queries, and only two for the peer, limit the time of the benchmark.
     for round_number in range(max(2, rounds // 3)):
         for name, work in operations.items():
             if name == ROARING and round_number > 1:
@@ -331,11 +332,11 @@ def _measure_size(
 def _measure_many_files(report: Report, rounds: int) -> None:
     """Measure how long it takes to find which of a thousand files contain a value.
 
-    One column has keys that files share, the other has keys that occur in one file only.
+    One column has keys that files common_fraction, the other has keys that occur in one file only.
     """
     rng = np.random.default_rng(1)
-    for name, top in (("shared values", 10_000), ("own values", 1 << 60)):
-        files = [rng.integers(0, top, FILE_ROWS) for _ in range(FILES)]
+    for name, value_max in (("shared values", 10_000), ("own values", 1 << 60)):
+        files = [rng.integers(0, value_max, FILE_ROWS) for _ in range(FILES)]
         entries = [bitmap.build_bitmap(_build_keys(values)) for values in files]
         blob = b"".join(bitmap.encode_bitmaps(entries))
         index = Bitmap(memoryview(blob))
@@ -345,12 +346,13 @@ def _measure_many_files(report: Report, rounds: int) -> None:
         )
         expected = [bool(np.isin(values, sorted_values).any()) for values in files]
         if index.mark_files(ranges).astype(bool).tolist() != expected:
-            raise AnswersDiffer(f"files_with of {name}")
-        durations = statistics.median(
+            raise AnswersDiffer(f"{name}: the bitmap index marks other files than a search of the values")
+        median_ms = statistics.median(
             _measure_ms(lambda i=index, r=ranges: i.mark_files(r)) for _ in range(20 * rounds)
         )
-        share = 1 - sum(entry.size_bytes for entry in entries) / len(blob)
-        report.rows.append(Row(f"{FILES:,} files, {name}", "files of IN (10)", "ms", {OURS: durations}))
+        common_fraction = 1 - sum(entry.size_bytes for entry in entries) / len(blob)
+        report.rows.append(Row(f"{FILES:,} files, {name}", "files of IN (10)", "ms", {OURS: median_ms}))
         report.notes.append(
-            f"{FILES:,} files of {FILE_ROWS:,} rows, {name}: {len(blob):,} bytes, {share:.0%} of them about all files."
+            f"{FILES:,} files of {FILE_ROWS:,} rows, {name}: {len(blob):,} bytes, {common_fraction:.0%} of "
+            "them in the part that all files share."
         )

@@ -68,7 +68,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     blob = _measure_assembly(report, entries, folder)
     paths = [_write_parquet(folder / f"{file}.parquet", draw_values(file)) for file in range(sample)]
     _measure_probes(report, blob, folder / "blob", paths, files)
-    _check_answers(report, blob, files)
+    _measure_absent_keys(report, blob, files)
     bytes_per_file, data = len(blob) / files, sum(os.path.getsize(path) for path in paths) / sample
     report.notes += [
         f"{files:,} files of {KEYS:,} distinct longs, one group: {len(blob) / 1e6:.0f} MB of index,"
@@ -147,7 +147,7 @@ def _measure_probes(report: Report, blob: bytes, blob_path: Path, paths: list[st
         reads = max(reads, len(ranges))
         return cold.probe_bytes(hashes, [os.pread(descriptor, length, offset) for offset, length in ranges])
 
-    scale = files / len(paths)
+    scale = files / len(paths)  # Only a sample of the files exists. The time for all files is proportional.
     for round_number in range(ROUNDS):
         for _ in range(PROBES_PER_ROUND):
             file = int(rng.integers(files))
@@ -181,12 +181,12 @@ def _measure_probes(report: Report, blob: bytes, blob_path: Path, paths: list[st
     report.notes.append(f"Warm: median of {len(sorted_durations):,} keys, each of one file at least; p99 {p99:.3f} ms.")
 
 
-def _check_answers(report: Report, blob: bytes, files: int) -> None:
+def _measure_absent_keys(report: Report, blob: bytes, files: int) -> None:
     """Measure the false positives among keys that no file has, and the time to probe lists of keys."""
     bloom, rng = Bloom(blob), np.random.default_rng(5)
     absent_hashes = [_compute_hash(int(value)) for value in rng.integers(2**62, 2**63, 500)]
-    share = statistics.mean(float(bloom.probe(hashes).mean()) for hashes in absent_hashes)
-    report.rows.append(Row("key of no file", "false positives", "%", {OURS: 100 * share}, goal=GOAL_FPP))
+    false_positive_share = statistics.mean(float(bloom.probe(hashes).mean()) for hashes in absent_hashes)
+    report.rows.append(Row("key of no file", "false positives", "%", {OURS: 100 * false_positive_share}, goal=GOAL_FPP))
     for count in (10, 100):
         lists = [np.concatenate(absent_hashes[start : start + count]) for start in range(0, 500, count)]
         elapsed = statistics.median(_measure_ms(lambda hashes=hashes: bloom.probe(hashes))[1] for hashes in lists)

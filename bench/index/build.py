@@ -90,6 +90,11 @@ def _measure_task(task: IndexTask, files: list[DataFile], *, rounds: int) -> tup
 
 
 def _write_data_file(path: Path, number: int, rows: int) -> DataFile:
+    """Write a Parquet file with random rows of all columns of `SCHEMA`.
+
+    Args:
+        number: The number of the file, from which its random values follow.
+    """
     draw = np.random.default_rng(number)
     columns = [
         draw.integers(0, 1 << 40, rows),
@@ -101,7 +106,8 @@ def _write_data_file(path: Path, number: int, rows: int) -> DataFile:
         pa.array(draw.integers(0, 7 * 365 * 86_400, rows) * 1_000_000).cast(pa.timestamp("us")),
     ]
     kinds = [pa.int64(), pa.string(), pa.int32(), pa.int32(), pa.decimal128(15, 2), pa.string(), pa.timestamp("us")]
-    columns[4] = pa.Array.from_buffers(pa.decimal128(15, 2), rows, columns[4].buffers())  # cents
+    # The random integers are cents: the same 16 bytes are read as a decimal with two places, without a multiplication.
+    columns[4] = pa.Array.from_buffers(pa.decimal128(15, 2), rows, columns[4].buffers())
     fields = [
         pa.field(field.name, kind, nullable=False, metadata={"PARQUET:field_id": str(field.id)})
         for field, kind in zip(SCHEMA.fields, kinds, strict=True)

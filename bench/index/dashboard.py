@@ -42,7 +42,11 @@ CATEGORIES = [f"MFGR#{number}" for number in range(25)]
 
 
 def list_tiles(number: int) -> list[dict[str, Any]]:
-    """Return 20 tiles. The values in their conditions and their limits depend on `number`."""
+    """Return 20 dashboard queries (tiles), as requests of `POST /api/v1/aggregate`.
+
+    The values in their conditions and their limits depend on `number`, so another number gives queries that no cache
+    has.
+    """
     day = _START + timedelta(days=31 * (number % 60))
     year, region, category = 1992 + number % 7, REGIONS[number % 5], CATEGORIES[number % 25]
     since = f"day >= DATE '{date(day.year, day.month, 1)}'"
@@ -199,28 +203,33 @@ def _request_tiles(numbers: Iterable[int]) -> Worker:
 
 
 async def _compare_with_duckdb(server: BenchTarget, *, quick: bool) -> list[Row]:
-    """Compare the answers and the times of some tiles with DuckDB on the Parquet files."""
+    """Run some dashboard queries in Seamark and in DuckDB on the Parquet files, and return their times.
+
+    Raises:
+        AnswersDiffer: DuckDB returns another number of rows, or another last measure in the first row.
+    """
     with RestCatalog("sea", uri=server.base_url) as catalog:
         table = catalog.load_table(f"{NAMESPACE}.{TABLE}")
         paths = [path.removeprefix("file://") for path in table.inspect.files()["file_path"].to_pylist()]
-    took: dict[str, list[float]] = {OURS: [], DUCKDB: []}
+    times_ms: dict[str, list[float]] = {OURS: [], DUCKDB: []}
     with duckdb.connect() as con:
         con.read_parquet(paths).create_view("events")
+        # A quick run compares only the first of the 20 queries, and other runs `_DUCKDB_TILES` of them.
         for tile in list_tiles(0)[:: 20 if quick else 20 // _DUCKDB_TILES]:
             begun_s = time.perf_counter()
             answer = (await server.call(build_request("POST", "/api/v1/aggregate", tile))).json()
-            took[OURS].append(1000 * (time.perf_counter() - begun_s))
+            times_ms[OURS].append(1000 * (time.perf_counter() - begun_s))
             begun_s = time.perf_counter()
             rows = con.execute(_write_sql(tile)).fetchall()
-            took[DUCKDB].append(1000 * (time.perf_counter() - begun_s))
+            times_ms[DUCKDB].append(1000 * (time.perf_counter() - begun_s))
             if len(rows) != len(answer["rows"]) or rows[0][-1] != answer["rows"][0][-1]:
                 raise AnswersDiffer(f"{tile}: {answer['rows'][:3]} instead of {rows[:3]}")
-    medians = {name: statistics.median(times) for name, times in took.items()}
+    medians = {name: statistics.median(times) for name, times in times_ms.items()}
     return [Row("tiles beside DuckDB", "median", "ms", medians, peer=DUCKDB)]
 
 
 def _write_sql(tile: dict[str, Any]) -> str:
-    """Return a tile in DuckDB's SQL."""
+    """Return the query of a dashboard tile, which is an aggregate request, in DuckDB's SQL."""
     dimensions = [
         f"date_trunc('{unit}', day)" if (unit := text.partition("(")[0]) != text else text
         for text in tile["dimensions"]

@@ -84,7 +84,8 @@ class SeamarkIndex:
 
 
 async def run(folder: Path, *, quick: bool = False) -> Report:
-    report = Report("index_hudi", "Our record index and Hudi's", peer="Hudi 1.2, asked as the row says")
+    """Build both record indexes over the same rows, and compare lookups of one key and of many keys."""
+    report = Report("index_hudi", "Our record index and Hudi's", peer="Hudi 1.2, queried as the row says")
     count, rounds = (QUICK_KEYS, 2) if quick else (KEYS, 7)
     draw = np.random.default_rng(12)
     halves = draw.integers(0, 1 << 63, (count, 2)).tolist()
@@ -96,7 +97,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         open_session("bench.index.hudi_peer", folder / "hudi", str(rows), str(FILES)) as peer,
         closing(IndexClient(server.base_url)) as client,
     ):
-        answer = peer.answer()  # written and indexed
+        answer = peer.answer()  # The process answers when it has written and indexed the table.
         seamark_index = SeamarkIndex(client, table)
         _report_sizes(report, seamark_index, answer, count)
         for batch in BATCHES:
@@ -104,11 +105,12 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
                 report, seamark_index, peer, [draw.choice(keys, batch, replace=False) for _ in range(rounds + 1)]
             )
     report.notes += [
-        f"{count:,} rows in {FILES} data files, keys are UUIDs as strings. Medians of {rounds}, in turns, after one.",
-        f"{JOB}: a SQL query of nothing, the least that any query of this session costs; {SQL} has it in it.",
-        f"{SQL}: column and partition statistics are off; with them a list of 10,000 keys is planned for minutes.",
-        f"{READER} opens the metadata table for each question, as a query has to; {OPENED} keeps it.",
-        f"Hudi's index is {answer['index_files']} files, as CREATE INDEX made them; its data were written before.",
+        f"{count:,} rows in {FILES} data files, keys are UUIDs as strings. The systems are "
+        f"queried alternately. Each time is the median of {rounds} lookups, after one lookup as a warm-up.",
+        f"{JOB} is the SQL query SELECT 1. Its time is the fixed cost of each query, and is contained in {SQL}.",
+        f"{SQL}: column and partition statistics are off. With them, Spark plans a list of 10,000 keys for minutes.",
+        f"{READER} opens the metadata table for each lookup, as a query must. {OPENED} keeps it open.",
+        f"Hudi's index has {answer['index_files']} files. CREATE INDEX built it after the rows were written.",
     ]
     return report
 
@@ -123,23 +125,27 @@ def _report_sizes(report: Report, seamark_index: SeamarkIndex, index: dict[str, 
 def _measure_lookups(
     report: Report, seamark_index: SeamarkIndex, peer: HudiSession, draws: list[npt.NDArray[Any]]
 ) -> None:
-    """Query all systems with each draw; the first draw warms them up and is not counted."""
+    """Look up each draw of keys in all systems. The first draw warms them up and is not counted.
+
+    Seamark is queried over HTTP and in this process. Hudi is queried by SQL and by its reader of the metadata table
+    (`WAYS`).
+    """
     durations: dict[str, list[float]] = {}
-    lookups = []
+    files_read = []
     for draw in draws:
-        for name, ask in {HTTP: seamark_index.look_up_over_http, DIRECT: seamark_index.look_up_in_process}.items():
+        for name, look_up in {HTTP: seamark_index.look_up_over_http, DIRECT: seamark_index.look_up_in_process}.items():
             queries = pa.array(draw)
             started_s = time.perf_counter()
-            result = ask(queries)
+            result = look_up(queries)
             durations.setdefault(name, []).append((time.perf_counter() - started_s) * 1000)
             _check_count(name, result, len(draw))
-        for name, way in WAYS.items():
-            answer = peer.ask(way=way, keys=draw.tolist())
+        for name, request_name in WAYS.items():
+            answer = peer.ask(way=request_name, keys=draw.tolist())
             durations.setdefault(name, []).append(answer["seconds"] * 1000)
             if name != JOB:
                 _check_count(name, answer["found"], len(draw))
             if name == SQL:
-                lookups.append(answer["files"])
+                files_read.append(answer["files"])
     ms = {name: statistics.median(times[1:]) for name, times in durations.items()}
     case = f"{len(draws[0]):,} key{'s' * (len(draws[0]) > 1)}"
     lookup_ms = {OURS: ms[HTTP], SQL: ms[SQL], JOB: ms[JOB]}
@@ -149,7 +155,7 @@ def _measure_lookups(
         Row(case, f"{HTTP}; by SQL", "ms", lookup_ms, peer=SQL),
         Row(case, f"{HTTP}; by the reader", "ms", {**readers, OURS: ms[HTTP]}, peer=fastest_reader),
         Row(case, f"{DIRECT}; by the reader", "ms", {**readers, OURS: ms[DIRECT]}, peer=fastest_reader),
-        Row(case, "data files read by SQL", "", {SQL: statistics.median(lookups)}, peer=SQL),
+        Row(case, "data files read by SQL", "", {SQL: statistics.median(files_read)}, peer=SQL),
     ]
 
 

@@ -42,7 +42,7 @@ class HudiIndexPeer:
         self._spark = spark
         self._jvm: Any = spark.sparkContext._jvm
         self._location = f"{folder.as_uri()}/t"
-        self._keys_folder = folder / "keys"
+        self._keys_path = folder / "keys"
 
     def create(self, rows: str, files: int) -> dict[str, Any]:
         options = {
@@ -103,8 +103,8 @@ class HudiIndexPeer:
 
         They are passed in a file, because the gateway would send them one by one.
         """
-        self._keys_folder.write_text("\n".join(keys))
-        strings = self._jvm.java.nio.file.Files.readAllLines(self._jvm.java.io.File(str(self._keys_folder)).toPath())
+        self._keys_path.write_text("\n".join(keys))
+        strings = self._jvm.java.nio.file.Files.readAllLines(self._jvm.java.io.File(str(self._keys_path)).toPath())
         return self._jvm.org.apache.hudi.common.data.HoodieListData.eager(strings)
 
     def _open_reader(self) -> Any:
@@ -154,14 +154,19 @@ def open_session(folder: Path, jar: str) -> SparkSession:
 
 
 def main() -> None:
+    """Write and index the table with Hudi, and then answer each request that arrives on the standard input.
+
+    A request is a line of JSON. Its `way` names how the keys are looked up: by SQL or by Hudi's reader of the index.
+    The answers are lines of JSON on the standard output.
+    """
     jar, folder, rows, files = sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # Messages of Spark and Hudi go to the log.
-    peer = HudiIndexPeer(open_session(folder, jar), folder)
-    print(json.dumps(peer.create(rows, files)), file=answers, flush=True)
+    hudi_index = HudiIndexPeer(open_session(folder, jar), folder)
+    print(json.dumps(hudi_index.create(rows, files)), file=answers, flush=True)
     for line in sys.stdin:
-        document = json.loads(line)
-        print(json.dumps(peer.answer(document["way"], document.get("keys", []))), file=answers, flush=True)
+        request = json.loads(line)
+        print(json.dumps(hudi_index.answer(request["way"], request.get("keys", []))), file=answers, flush=True)
 
 
 if __name__ == "__main__":

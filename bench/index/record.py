@@ -44,7 +44,7 @@ SINGLE, SLICES = 20, 20
 """Our single lookups are timed `SINGLE` at once, because a clock is too coarse for one, in `SLICES` slices a round."""
 
 Values = npt.NDArray[np.int64]
-Places = npt.NDArray[np.int64]
+Locations = npt.NDArray[np.int64]
 """int64[keys, 2]: the data file and the position of each key."""
 
 
@@ -55,8 +55,8 @@ class KeyAnswerer(Protocol):
 
     def look_up_one(self, key: int) -> tuple[int, int]: ...
 
-    def look_up_many(self, keys: pa.Array) -> Places:
-        """Return the places of the keys, in the order of the keys."""
+    def look_up_many(self, keys: pa.Array) -> Locations:
+        """Return the data file and the position in it of each key, in the order of the keys."""
         ...
 
 
@@ -70,7 +70,7 @@ class SeamarkRecordIndex:
         ((file, position),) = self._record.find(*row_hash([make_key(key, "long")]))
         return file, position
 
-    def look_up_many(self, keys: pa.Array) -> Places:
+    def look_up_many(self, keys: pa.Array) -> Locations:
         columns = [convert_to_keys(keys, "long")]
         _, files, positions = self._record.lookup(hash_rows(columns, 0), hash_rows(columns, 1))
         return np.stack([files, positions], axis=1)
@@ -89,7 +89,7 @@ class DuckDBKeys:
         ((file, position),) = rows
         return file, position
 
-    def look_up_many(self, keys: pa.Array) -> Places:
+    def look_up_many(self, keys: pa.Array) -> Locations:
         table = pa.table({"k": keys, "query": np.arange(len(keys))})
         self._db.register("asked", table)
         result = self._db.execute("SELECT query, file, position FROM entries JOIN asked USING (k)").fetchnumpy()
@@ -113,7 +113,7 @@ class DataFusionKeys:
         )
         return result["file"][0].as_py(), result["position"][0].as_py()
 
-    def look_up_many(self, keys: pa.Array) -> Places:
+    def look_up_many(self, keys: pa.Array) -> Locations:
         self._context.deregister_table("asked")
         batch = pa.record_batch({"k": keys, "query": np.arange(len(keys))})
         self._context.register_record_batches("asked", [[batch]])
@@ -132,20 +132,21 @@ class PyArrowKeys:
         table = pq.read_table(self._path, columns=["file", "position"], filters=pc.field("k") == key)
         return table["file"][0].as_py(), table["position"][0].as_py()
 
-    def look_up_many(self, keys: pa.Array) -> Places:
+    def look_up_many(self, keys: pa.Array) -> Locations:
         """Read the whole file, because pyarrow's filters do not push down a list."""
         table = pq.read_table(self._path)
         positions = np.searchsorted(table["k"].to_numpy(), keys.to_numpy())  # The column is sorted.
         return np.stack([table[name].to_numpy()[positions] for name in ("file", "position")], axis=1)
 
 
-def _sort_places(query: Any, file: Any, position: Any) -> Places:
+def _sort_places(query: Any, file: Any, position: Any) -> Locations:
     places = np.empty((len(query), 2), np.int64)
     places[query, 0], places[query, 1] = file, position
     return places
 
 
 async def run(folder: Path, *, quick: bool = False) -> Report:
+    """Build a record index and a sorted Parquet file of the same keys, and compare lookups of one key and of many."""
     report = Report("index_record", "Which row has a key?", peer="the fastest reader of Parquet sorted by key")
     rows, batch, rounds = (QUICK_KEYS, 10_000, 2) if quick else (KEYS, BATCH_KEYS, 20)
     keys = np.unique(np.random.default_rng(7).integers(-(1 << 63), 1 << 63, rows + rows // 100))
@@ -163,8 +164,10 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         Row("size", "an entry", "B", {OURS: size / rows, "parquet": stored_bytes / rows}, goal=BYTES_GOAL)
     )
     report.notes += [
-        f"{rows:,} distinct random longs in {FILES} data files, one run. Parquet, sorted: {stored_bytes / 1e6:.0f} MB.",
-        "Ours on one core, with hashing; the peers as their fastest interface gives it, on both. Medians.",
+        f"{rows:,} distinct random longs in {FILES} data files, one run. The sorted Parquet file of the peers has "
+        f"{stored_bytes / 1e6:.0f} MB.",
+        "Times are medians. Seamark uses one core, and its times include the hashing of keys. Each peer uses both "
+        "cores and its fastest interface.",
     ]
     return report
 
@@ -290,15 +293,16 @@ def _measure_batches(report: Report, answerers: list[KeyAnswerer], keys: Values,
 
 
 def _measure_cold(report: Report, blob: Path, keys: Values, times: int) -> None:
-    """Measure lookups with the fences in memory and the pages on the disk.
+    """Measure lookups in an index file whose pages are on the disk.
 
-    Before each lookup, the pages are removed from the page cache of the operating system.
+    The first key of each page (the fences) is in memory and selects the page to read. Before each lookup, the pages are
+    removed from the page cache of the operating system.
     """
     descriptor = os.open(blob, os.O_RDONLY)
     size = os.fstat(descriptor).st_size
     tail = os.pread(descriptor, 64, size - 64)
-    directory = Fences.compute_directory_bytes(tail, size)
-    fences = Fences(os.pread(descriptor, directory, size - directory), size)
+    directory_bytes = Fences.compute_directory_bytes(tail, size)
+    fences = Fences(os.pread(descriptor, directory_bytes, size - directory_bytes), size)
     os.fsync(descriptor)
     os.posix_fadvise(descriptor, 0, size, os.POSIX_FADV_RANDOM)
     durations, reads, pages = [], [], []
@@ -308,20 +312,18 @@ def _measure_cold(report: Report, blob: Path, keys: Values, times: int) -> None:
         pair = row_hash([make_key(int(keys[position]), "long")])
         hi, lo = (np.array([half], np.uint64) for half in pair)
         ranges = fences.list_page_ranges(hi, lo)
-        look_up_in_pages = fences.look_up_in_pages(
+        found_rows = fences.look_up_in_pages(
             hi, lo, [os.pread(descriptor, length, offset) for offset, length in ranges]
         )
         durations.append((time.perf_counter() - started_s) * 1e6)
         reads.append(len(ranges))
         pages.append(sum(length for _, length in ranges) / 4096)
-        if [(int(look_up_in_pages[1][0]), int(look_up_in_pages[2][0]))] != _compute_expected_places(
-            keys, np.array([position])
-        ):
-            raise AnswersDiffer("cold")
+        if [(int(found_rows[1][0]), int(found_rows[2][0]))] != _compute_expected_places(keys, np.array([position])):
+            raise AnswersDiffer(f"a lookup with pages on the disk finds {found_rows}, another row than that of the key")
     os.close(descriptor)
     report.rows.append(Row("one key, cold", "reads, at most", "", {OURS: max(reads)}, goal=READS_GOAL))
     report.rows.append(Row("one key, cold", "lookup", "µs", {OURS: statistics.median(durations)}))
     report.notes.append(
         f"Cold: {statistics.mean(pages):.3f} pages of 4 KiB a key, always in one read; fences take"
-        f" {len(fences.first) * 8 / 1e6:.2f} MB of memory."
+        f" {len(fences.first_hashes) * 8 / 1e6:.2f} MB of memory."
     )

@@ -7,7 +7,7 @@ large table.
 from __future__ import annotations
 
 from bench.index import attributes, bitmap, bloom, build, cubes, dashboard, hudi, record
-from bench.run import Bench, build_parser, choose_names, run_benches
+from bench.run import Bench, build_parser, choose_benchmarks, run_benches
 from bench.ssb import cubes as ssb_cubes
 
 BENCHES: dict[str, Bench] = {
@@ -23,9 +23,9 @@ BY_NAME: dict[str, Bench] = {**BENCHES, "hudi": hudi.run, "ssb_cubes": ssb_cubes
 
 
 def main() -> None:
-    parser = choose_names("bench.index.run", __doc__, BY_NAME)
+    parser = build_parser("bench.index.run", __doc__, BY_NAME)
     arguments = parser.parse_args()
-    names = build_parser(parser, arguments, BY_NAME) if arguments.names else list(BENCHES)
+    names = choose_benchmarks(parser, arguments, BY_NAME) if arguments.names else list(BENCHES)
     run_benches(BY_NAME, names, quick=arguments.quick)
 
 

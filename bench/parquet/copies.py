@@ -123,13 +123,13 @@ def _decode_and_rewrite(paths: Sequence[Path], out: Path, schema: pa.Schema) -> 
 
 
 def _copy_plainly(paths: Sequence[Path], out: Path) -> None:
-    """Copy the files as `cp` does: the kernel copies, and the result is made durable as Seamark's file is."""
+    """Copy the files by the kernel, as `cp` does, and call fsync, as Seamark does for its file."""
     with out.open("wb") as sink:
         for path in paths:
             with path.open("rb") as source:
-                st_size = path.stat().st_size
-                while st_size:
-                    st_size -= os.copy_file_range(source.fileno(), sink.fileno(), st_size)
+                bytes_left = path.stat().st_size
+                while bytes_left:
+                    bytes_left -= os.copy_file_range(source.fileno(), sink.fileno(), bytes_left)
         os.fsync(sink.fileno())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.parquet import copies, encryption, statements, written_merges
-from bench.run import Bench, build_parser, choose_names, run_benches
+from bench.run import Bench, build_parser, choose_benchmarks, run_benches
 
 BENCHES: dict[str, Bench] = {
     "copies": copies.run,
@@ -14,9 +14,9 @@ BENCHES: dict[str, Bench] = {
 
 
 def main() -> None:
-    parser = choose_names("bench.parquet.run", __doc__, BENCHES)
+    parser = build_parser("bench.parquet.run", __doc__, BENCHES)
     arguments = parser.parse_args()
-    run_benches(BENCHES, build_parser(parser, arguments, BENCHES), quick=arguments.quick)
+    run_benches(BENCHES, choose_benchmarks(parser, arguments, BENCHES), quick=arguments.quick)
 
 
 if __name__ == "__main__":

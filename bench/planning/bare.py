@@ -49,7 +49,7 @@ def serve_bytes(port: int, body: bytes) -> None:
 
 @contextmanager
 def run_bare_server(folder: Path, body: bytes, *, workers: int = 1) -> Iterator[BenchTarget]:
-    """Run the server in `workers` separate processes.
+    """Run a minimal HTTP server, which answers every request with `body`, in `workers` separate processes.
 
     A single worker runs on the core that all measured servers use.
     """

@@ -33,7 +33,8 @@ class Filter:
     def build_expression(self, table: GeneratedTable, round_number: int = 0) -> Any:
         """Return the filter as JSON.
 
-        Filters with round numbers up to some thousands keep nearly the same files.
+        The literals depend a little on `round_number`, so that no cached plan can answer. For values of `round_number`
+        up to some thousands, the filter keeps nearly the same files.
         """
         return self.make(table, round_number)
 

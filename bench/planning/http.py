@@ -76,20 +76,20 @@ async def _measure_small_plans(
             return await drive_workers(target, [repeat_request(plan_result) for _ in range(clients)], seconds=seconds)
 
         async def send_new_plans(target: BenchTarget, clients: int, seconds: float = seconds) -> Sample:
-            if target is bare_server:  # The client does not read the pages.
+            if target is bare_server:  # It returns the same body for every filter, so one request is enough.
                 return await repeat_same_plan(target, clients, seconds)
             return await drive_workers(target, [_send_each(new_plans) for _ in range(clients)], seconds=seconds)
 
-        kinds = (
+        loads = (
             {"the same plan": repeat_same_plan, "a new filter": send_new_plans}
             if workers == 1
             else {"the same plan": repeat_same_plan}
         )
-        await warm_up(targets, [functools.partial(piece, clients=16, seconds=0.5) for piece in kinds.values()], 1)
-        for kind, piece in kinds.items():
+        await warm_up(targets, [functools.partial(run_load, clients=16, seconds=0.5) for run_load in loads.values()], 1)
+        for load, run_load in loads.items():
             for clients in CONNECTIONS:
-                samples = await run_alternately(targets, rounds, functools.partial(piece, clients=clients))
-                case = f"{kind}, {_format_count(clients, 'connection')}, {_format_count(workers, 'worker')}"
+                samples = await run_alternately(targets, rounds, functools.partial(run_load, clients=clients))
+                case = f"{load}, {_format_count(clients, 'connection')}, {_format_count(workers, 'worker')}"
                 _report_rows(report, case, samples, is_alone=clients == workers == 1)
     if workers == 1:
         report.notes.append(f"A small plan's answer: {body.count(FILE)} files, {len(body):,} bytes.")
@@ -102,7 +102,7 @@ def _report_rows(report: Report, case: str, samples: dict[str, list[Sample]], *,
     report.add(case, "p99", "ms", samples, lambda s: s.compute_quantile(0.99), peer=BARE)
     report.add(case, "requests", "/s", samples, lambda s: s.rate, lower_is_better=False, peer=BARE)
     report.add_failures(case, samples)
-    report.add_generator(case, samples)
+    report.note_generator_limit(case, samples)
     if is_alone:
         bare_cpu_us = compute_median(samples[BARE], lambda s: s.server_cpu_us)
         scaled_cpu_us = CPU_GOAL_US * bare_cpu_us / BARE_CPU_US
@@ -134,7 +134,7 @@ async def _measure_pages(report: Report, folder: Path, table: GeneratedTable, ro
     with pin_to_core(SERVER_CORE):
         async with run_seamark_here(folder, CACHE) as target:
             await register_generated_table(target, table)
-            await _build_client(target, table)  # loads the blocks
+            await _run_page_client(target, table)  # loads the blocks
             async with _watch_pauses() as idle_pauses:
                 await asyncio.sleep(1.0)
             for coding in ("identity", "gzip"):
@@ -142,7 +142,7 @@ async def _measure_pages(report: Report, folder: Path, table: GeneratedTable, ro
                 for _ in range(rounds):
                     async with _watch_pauses() as lag:
                         page_counts.append(
-                            await _build_client(target, table, *(["--gzip"] if coding == "gzip" else []))
+                            await _run_page_client(target, table, *(["--gzip"] if coding == "gzip" else []))
                         )
                     pauses.append(lag)
                 if any(item["files"] != table.files for item in page_counts):
@@ -175,7 +175,12 @@ def _report_pages(
     )
 
 
-async def _build_client(target: BenchTarget, table: GeneratedTable, *flags: str) -> dict[str, Any]:
+async def _run_page_client(target: BenchTarget, table: GeneratedTable, *flags: str) -> dict[str, Any]:
+    """Run the client that fetches all pages of a plan in another process, and return the JSON that it prints.
+
+    Raises:
+        LoadError: The client failed.
+    """
     argv = [sys.executable, "-m", "bench.planning.pages", str(target.port), build_path(table), *flags]
     with pin_to_core(LOAD_CORE):
         child = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
@@ -201,20 +206,24 @@ class _Pause:
 
 @asynccontextmanager
 async def _watch_pauses() -> AsyncIterator[_Pause]:
-    """Record how late the event loop wakes while the block runs."""
-    longest = _Pause()
+    """Record how late the event loop wakes from short sleeps while the block runs.
+
+    A late wake-up has two causes: this process worked in the meantime, or other processes had the core. `own_ms` is at
+    most the CPU time that this process used during the sleep, so it measures the first cause.
+    """
+    pause = _Pause()
 
     async def measure_pauses() -> None:
         while True:
             started_s, cpu_s_before = time.perf_counter(), time.process_time()
             await asyncio.sleep(0.001)
             late_ms = (time.perf_counter() - started_s) * 1000 - 1
-            longest.late_ms = max(longest.late_ms, late_ms)
-            longest.own_ms = max(longest.own_ms, min(late_ms, (time.process_time() - cpu_s_before) * 1000))
+            pause.late_ms = max(pause.late_ms, late_ms)
+            pause.own_ms = max(pause.own_ms, min(late_ms, (time.process_time() - cpu_s_before) * 1000))
 
     task = asyncio.create_task(measure_pauses())
     try:
-        yield longest
+        yield pause
     finally:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):

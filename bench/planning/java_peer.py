@@ -22,6 +22,8 @@ from tests.services.java import find_java_17, read_rck_classpath
 from tests.services.process import CACHE, ServiceFailed
 
 SOURCE = Path(__file__).parent / "PlanFiles.java"
+HEAP_RESERVE_PERCENT = 20
+"""The further heap of the JVM, in percent of the heap for the files."""
 HEAP_BYTES_A_FILE = 6000
 """The bytes of heap per file.
 
@@ -44,7 +46,7 @@ def read_version() -> str:
 
 def choose_heap_mb(files: int) -> int:
     """Return the JVM's -Xmx in MB: 1 GB, plus about 7 GB for each million files."""
-    return 1024 + files * HEAP_BYTES_A_FILE * 12 // 10 // 2**20
+    return 1024 + files * HEAP_BYTES_A_FILE * (100 + HEAP_RESERVE_PERCENT) // 100 // 2**20
 
 
 class TimedJavaPlanner:
@@ -53,15 +55,28 @@ class TimedJavaPlanner:
     def __init__(self, child: subprocess.Popen[str], log: Path) -> None:
         self._child, self._log = child, log
 
+    def wait_until_loaded(self) -> None:
+        """Wait for the first line of the JVM, which it prints when it has loaded the metadata."""
+        self._read_answer()
+
     def plan(self, expression: Any) -> KeptFiles:
-        """Plan a filter, a REST expression as JSON values with ISO literals."""
+        """Send a filter to the JVM, and return its plan.
+
+        Args:
+            expression: The filter as JSON values of an Iceberg REST expression. Dates and times are ISO texts.
+        """
         assert self._child.stdin is not None
         self._child.stdin.write(json.dumps(expression) + "\n")
         self._child.stdin.flush()
-        answer = self.answer()
+        answer = self._read_answer()
         return KeptFiles(answer["ms"], answer["files"], answer["bytes"], answer["paths"])
 
-    def answer(self) -> dict[str, Any]:
+    def _read_answer(self) -> dict[str, Any]:
+        """Return the next line of JSON that the JVM prints.
+
+        Raises:
+            ServiceFailed: The JVM ended.
+        """
         assert self._child.stdout is not None
         line = self._child.stdout.readline()
         if not line:
@@ -77,7 +92,7 @@ def run_java_planner(metadata_location: str, files: int, log: Path) -> Iterator[
 
     The JVM ends with the block.
     """
-    # Only slf4j comes from the fixture's jars: the runtime jar contains its own versions of all other libraries.
+    # Only the logging library slf4j comes from the jars of Iceberg's REST test kit: the runtime jar has all others.
     logging = [jar for jar in read_rck_classpath().split(os.pathsep) if Path(jar).name.startswith("slf4j-")]
     argv = [find_java_17(), f"-Xmx{choose_heap_mb(files)}m", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
     argv += ["-cp", os.pathsep.join([str(find_runtime_jar()), *logging]), str(SOURCE), metadata_location]
@@ -85,7 +100,7 @@ def run_java_planner(metadata_location: str, files: int, log: Path) -> Iterator[
         child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True)
     try:
         planner = TimedJavaPlanner(child, log)
-        planner.answer()
+        planner.wait_until_loaded()
         yield planner
     finally:
         assert child.stdin is not None

@@ -18,12 +18,15 @@ SPEC_FIELDS = [
     {"source-id": 2, "field-id": 1000, "name": "day", "transform": "identity"},
     {"source-id": 4, "field-id": 1001, "name": "user_id_bucket", "transform": f"bucket[{BUCKETS}]"},
 ]
-LAST_SNAPSHOT = 4_611_686_018_427_000_000
-"""The first snapshot id. The id of each further manifest's snapshot is one higher, so ids are as long as real ids."""
+FIRST_SNAPSHOT_ID = 4_611_686_018_427_000_000
+"""The id of the snapshot that added the first manifest. It is as long as the ids that engines draw."""
+SNAPSHOT_ID_STEP = 7919
+"""The difference between the ids of two successive snapshots."""
 
 
 def compute_snapshot_id(manifest: int) -> int:
-    return LAST_SNAPSHOT + manifest * 7919
+    """Return the id of the snapshot that added the manifest with this number."""
+    return FIRST_SNAPSHOT_ID + manifest * SNAPSHOT_ID_STEP
 
 
 def format_day(day: int) -> str:
@@ -51,9 +54,9 @@ def _build_field(name: str, kind: Any, field_id: int, *, optional: bool = False)
     return {"name": name, "type": kind, "field-id": field_id}
 
 
-def _build_map(key_id: int, value_id: int, value: str) -> dict[str, Any]:
+def _build_map(key_id: int, value_id: int, value_type: str) -> dict[str, Any]:
     """Return a map by column id, which Avro can express only as an array of pairs."""
-    pair = [_build_field("key", "int", key_id), _build_field("value", value, value_id)]
+    pair = [_build_field("key", "int", key_id), _build_field("value", value_type, value_id)]
     items = {"type": "record", "name": f"k{key_id}_v{value_id}", "fields": pair}
     return {"type": "array", "items": items, "logicalType": "map"}
 

@@ -16,15 +16,15 @@ PROBE_BYTES = 512 << 20
 class Bandwidth:
     """The speed of memory: gigabytes (10⁹) per second that one core reads, and copies (each byte counted once)."""
 
-    read_rate: float
-    copy_rate: float
+    read_rate_gb_s: float
+    copy_rate_gb_s: float
 
     def compute_floor_ms(self, size: int) -> float:
         """Return the minimum milliseconds to read `size` bytes from memory."""
-        return size / self.read_rate / 1e6
+        return size / self.read_rate_gb_s / 1e6
 
     def write_text(self) -> str:
-        return f"reads {self.read_rate:.1f} GB/s, copies {self.copy_rate:.1f} GB/s"
+        return f"reads {self.read_rate_gb_s:.1f} GB/s, copies {self.copy_rate_gb_s:.1f} GB/s"
 
 
 def measure_bandwidth(size: int = PROBE_BYTES, times: int = 3) -> Bandwidth:

@@ -110,13 +110,13 @@ async def _measure_before_encoding(
         lookup_result = find_files_by_prefix(
             view, parse_prefix(f"day={format_day(day)}" + "/" * slashes, seamark_planner.metadata)
         )
-        return _read_statistics(lookup_result, column, names=names)
+        return _read_statistics(lookup_result, column, with_paths=names)
 
     repeated_seconds: list[float] = []
 
     for number in range(rounds):
         day = days[number % len(days)]
-        expected = compute_facts(look_up(day))
+        expected = summarize_statistics(look_up(day))
         for second_number in range(PLANS_PER_ROUND):
             second_day = days[(number + second_number) % len(days)]
             question_number = number * PLANS_PER_ROUND + second_number
@@ -148,12 +148,12 @@ async def _measure_over_http(
     """Add a row for Seamark over HTTP to the report. `peer_row` has the figures of the peers for the same question."""
     fields = ("file-path" if peer_row.case.endswith("names") else "file", *FIELDS)
     days = [START_DAY + number for number in range(table.files // table.files_per_day)]
-    expected = [request_stats(table, COLUMN, f"day={format_day(day)}", fields) for day in days]
-    answer = await target.call(expected[0])
+    requests = [request_stats(table, COLUMN, f"day={format_day(day)}", fields) for day in days]
+    answer = await target.call(requests[0])
     rows = pa.ipc.open_stream(answer.body).read_all().num_rows
     if rows != table.files_per_day:
-        raise PlansDiffer(f"over HTTP {rows} entries came, {table.files_per_day} match")
-    sample = await drive_workers(target, [_repeat_forever(expected)], seconds=seconds)
+        raise PlansDiffer(f"the answer over HTTP has {rows} entries instead of {table.files_per_day}")
+    sample = await drive_workers(target, [_repeat_forever(requests)], seconds=seconds)
     values = {**peer_row.values, OURS: sample.compute_quantile(0.5)}
     goal = None if peer_row.goal is None else values[peer_row.peer] / HTTP_GOAL
     report.rows.append(Row(peer_row.case, "Arrow over HTTP, p50", "ms", values, peer=peer_row.peer, goal=goal))
@@ -166,20 +166,23 @@ async def _measure_over_http(
 
 
 def _repeat_forever(requests: Sequence[Request]) -> Worker:
-    # This is a generator because a cycle cannot receive the answers.
+    # The caller sends each answer into this generator. An `itertools.cycle` has no send().
     yield from (item for item in itertools.cycle(requests))
 
 
-def _read_statistics(found_files: FoundFiles, column: RequestedColumn, *, names: bool) -> dict[str, Any]:
-    """Return all statistics of the column in the files found, as arrays by name."""
+def _read_statistics(found_files: FoundFiles, column: RequestedColumn, *, with_paths: bool) -> dict[str, Any]:
+    """Return all statistics of the column in the files found, as arrays by name.
+
+    With `with_paths`, the array `file` has the paths of the files, otherwise their numbers in the planner's memory.
+    """
     stats = found_files.find_statistics(column)
     answer: dict[str, Any] = dict(zip(READ_COLUMNS, stats.read(READ_COLUMNS), strict=True))
-    answer["file"] = found_files.read_texts("file_path") if names else found_files.list_entry_ids()
+    answer["file"] = found_files.read_texts("file_path") if with_paths else found_files.list_entry_ids()
     return answer
 
 
-def compute_facts(answer: dict[str, Any]) -> ComparedAnswer:
-    """Return the facts of Seamark's answer, like a peer's `summarize_answer`."""
+def summarize_statistics(answer: dict[str, Any]) -> ComparedAnswer:
+    """Return the numbers of rows, values and nulls of Seamark's answer, as each peer does for its answer."""
     values, nulls = answer["value_counts"], answer["null_value_counts"]
     return ComparedAnswer(len(values), int(values.sum()), int(nulls.sum()))
 

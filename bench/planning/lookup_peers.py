@@ -32,11 +32,11 @@ from bench.planning.columns import Stats, build_columns
 from bench.planning.ragged import (
     Cells,
     Ints,
-    add_lengths,
     encode_little_endian,
     encode_records,
     encode_varint,
     encode_varints,
+    encode_with_lengths,
 )
 from bench.planning.tables import FORMAT as TABLE_FORMAT
 from bench.planning.tables import SYNC, GeneratedTable, build_file_names, read_statistics
@@ -45,6 +45,8 @@ FORMAT = 1
 """The version of the stores. A new version replaces stored files."""
 KEY = struct.Struct(">HiHI")
 """The key: column id, day, bucket, file number."""
+_LMDB_BYTES_MAX = 1 << 34
+"""The maximum size of the LMDB file, which LMDB requires in advance. Only the written part uses the disk."""
 STATISTICS = "value_count, null_count, nan_count, lower, upper"
 
 
@@ -58,8 +60,16 @@ class ComparedAnswer:
 
 
 @dataclass(frozen=True)
-class Entries:
-    """The statistics of one column in all files, in the order of the key."""
+class ColumnEntries:
+    """The entries of one column: its statistics in all files, sorted by day, bucket and file number.
+
+    Attributes:
+        day, bucket: The partition of each file.
+        file: The number of each file.
+        name: The name of each file.
+        values: The number of values of the column in each file.
+        stats: The counts of nulls and NaNs, and the bounds.
+    """
 
     column_id: int
     day: Ints
@@ -74,19 +84,22 @@ class LookupPeer(Protocol):
     name: str
 
     def lookup(self, column_id: int, day: int, *, names: bool) -> Any:
-        """Return the entries with that prefix in the store's own form, with file names or file numbers."""
+        """Return the entries of a column in the files of a day, in the form that the store's interface returns.
+
+        The entries have the names of the files if `names` is set, otherwise the numbers of the files.
+        """
 
     def summarize_answer(self, answer: Any) -> ComparedAnswer: ...
 
     def close(self) -> None: ...
 
 
-def list_entries(table: GeneratedTable) -> Iterator[Entries]:
+def list_entries(table: GeneratedTable) -> Iterator[ColumnEntries]:
     """Yield the entries of one column after another."""
     random_statistics = list(read_statistics(table))
     day, bucket, number, records = (
         np.concatenate([getattr(item.batch, name) for item in random_statistics])
-        for name in ("day", "bucket", "number", "records")
+        for name in ("day", "bucket", "numbers", "records")
     )
     order = np.lexsort((number, bucket, day))
     names = stack_cells([build_file_names(table, item.batch) for item in random_statistics])
@@ -103,7 +116,7 @@ def list_entries(table: GeneratedTable) -> Iterator[Entries]:
             np.concatenate(nans)[order] if nans else None,
             np.concatenate(presence)[order],
         )
-        yield Entries(
+        yield ColumnEntries(
             column.id, day[order], bucket[order], number[order], take_cells(names, order), records[order], stats
         )
 
@@ -121,7 +134,7 @@ def take_cells(part: Cells, order: Ints) -> Cells:
 
 
 def create_stores(table: GeneratedTable) -> Path:
-    """Return the folder with the three stores, and create them if the table's folder does not have them."""
+    """Return the folder with the entries in Parquet, LMDB and Avro, and create it if it does not exist."""
     folder = table.folder.parent / f"{table.folder.name}-lookup"
     expected = {"format": FORMAT, "table": TABLE_FORMAT}
     marker = folder / "made.json"
@@ -141,8 +154,9 @@ def create_stores(table: GeneratedTable) -> Path:
 
 
 def _write_stores(table: GeneratedTable, folder: Path) -> None:
+    """Write all entries of the table in Parquet, LMDB and Avro to `folder`."""
     writer = None
-    environment = lmdb.open(str(folder / "entries.lmdb"), map_size=1 << 34, sync=False, readahead=False)
+    environment = lmdb.open(str(folder / "entries.lmdb"), map_size=_LMDB_BYTES_MAX, sync=False, readahead=False)
     with (folder / "entries.avro").open("wb") as avro:
         fastavro.writer(avro, _build_avro_schema(), [], sync_marker=SYNC)
         for entry in list_entries(table):
@@ -178,7 +192,7 @@ def _build_binary_array(part: Cells, kind: pa.DataType, presence: Any = None) ->
     return pa.Array.from_buffers(kind, len(lengths), [validity, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
-def _build_record_batch(entries: Entries) -> pa.RecordBatch:
+def _build_record_batch(entries: ColumnEntries) -> pa.RecordBatch:
     rows, stats = len(entries.day), entries.stats
     nans = pa.nulls(rows, pa.int64()) if stats.nans is None else pa.array(stats.nans, pa.int64())
     return pa.RecordBatch.from_pydict(
@@ -197,16 +211,20 @@ def _build_record_batch(entries: Entries) -> pa.RecordBatch:
     )
 
 
-def _encode_pairs(entries: Entries) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the keys and values of LMDB."""
+def _encode_pairs(entries: ColumnEntries) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the keys and values of LMDB. A NaN count of -1 means that the column's type has no NaN."""
     rows = len(entries.day)
     nans = np.full(rows, -1, np.int64) if entries.stats.nans is None else entries.stats.nans
     body = [encode_little_endian(entries.values), encode_little_endian(entries.stats.nulls), encode_little_endian(nans)]
-    body += [add_lengths(entries.stats.lower), add_lengths(entries.stats.upper), add_lengths(entries.name)]
-    data, lengths = encode_records(body)
-    whole_file, offset = data.tobytes(), 0
+    body += [
+        encode_with_lengths(entries.stats.lower),
+        encode_with_lengths(entries.stats.upper),
+        encode_with_lengths(entries.name),
+    ]
+    value_bytes, lengths = encode_records(body)
+    all_values, offset = value_bytes.tobytes(), 0
     for day, bucket, file, length in zip(entries.day, entries.bucket, entries.file, lengths, strict=True):
-        yield KEY.pack(entries.column_id, day, bucket, file), whole_file[offset : offset + length]
+        yield KEY.pack(entries.column_id, day, bucket, file), all_values[offset : offset + length]
         offset += length
 
 
@@ -217,7 +235,7 @@ def _build_avro_schema() -> dict[str, Any]:
     return {"type": "record", "name": "entry", "fields": [*ints, *longs, *texts]}
 
 
-def _encode_avro(entries: Entries) -> list[Cells]:
+def _encode_avro(entries: ColumnEntries) -> list[Cells]:
     rows = len(entries.day)
     nans = np.full(rows, -1, np.int64) if entries.stats.nans is None else entries.stats.nans
     numbers = [
@@ -231,9 +249,9 @@ def _encode_avro(entries: Entries) -> list[Cells]:
     ]
     return [
         *map(encode_varints, numbers),
-        add_lengths(entries.name),
-        add_lengths(entries.stats.lower),
-        add_lengths(entries.stats.upper),
+        encode_with_lengths(entries.name),
+        encode_with_lengths(entries.stats.lower),
+        encode_with_lengths(entries.stats.upper),
     ]
 
 

@@ -36,8 +36,8 @@ class OurPlanner:
             The milliseconds from the JSON values of the filter to the rows that are kept, and the plan.
         """
         started_s = time.perf_counter()
-        expected = TRUE if expression is True else parse_expression(expression)
-        scan = await self.planner.bind_and_plan(self.metadata, ScanRequest(filter=expected))
+        parsed_filter = TRUE if expression is True else parse_expression(expression)
+        scan = await self.planner.bind_and_plan(self.metadata, ScanRequest(filter=parsed_filter))
         return (time.perf_counter() - started_s) * 1000, scan
 
     async def plan(self, expression: Any) -> KeptFiles:

@@ -44,5 +44,5 @@ class KeptFiles:
 
 
 def compute_fingerprint(paths: Iterable[bytes]) -> int:
-    """Return the fingerprint of the paths for `KeptFiles.paths_crc`."""
+    """Return the sum of the CRC-32 of the paths, which does not depend on their order, for `KeptFiles.paths_crc`."""
     return sum(map(zlib.crc32, paths))

@@ -30,10 +30,14 @@ class PyIcebergPlanner:
         self._table = StaticTable.from_metadata(metadata_location)
 
     def plan(self, expression: Any) -> KeptFiles:
-        """Plan a filter, a REST expression as JSON values with ISO literals."""
-        expected = AlwaysTrue() if expression is True else BooleanExpression.model_validate(expression)
+        """Plan a filter, and return the kept files and the time.
+
+        Args:
+            expression: The filter as JSON values of an Iceberg REST expression. Dates and times are ISO texts.
+        """
+        parsed_filter = AlwaysTrue() if expression is True else BooleanExpression.model_validate(expression)
         started_s = time.perf_counter()
-        tasks = list(self._table.scan(row_filter=expected).plan_files())
+        tasks = list(self._table.scan(row_filter=parsed_filter).plan_files())
         elapsed_ms = (time.perf_counter() - started_s) * 1000
         files = [task.file for task in tasks]
         size = sum(file.file_size_in_bytes for file in files)

@@ -94,9 +94,11 @@ def format_digits(values: Ints, width: int) -> Cells:
     """Return decimal digits, padded with zeros to `width`.
 
     Raises:
-        ValueError: A number has more digits, which would be lost.
+        ValueError: A number is negative, or has more digits, which would be lost.
     """
-    if values.max(initial=0) >= 10**width or values.min(initial=0) < 0:
+    if values.min(initial=0) < 0:
+        raise ValueError(f"{int(values.min())} is negative; only numbers without a sign can be padded with zeros")
+    if values.max(initial=0) >= 10**width:
         raise ValueError(f"{int(values.max())} has more than {width} digits")
     powers = 10 ** np.arange(width - 1, -1, -1, dtype=np.int64)
     return Cells((values[:, None] // powers % 10 + ord("0")).astype(np.uint8))
@@ -118,16 +120,20 @@ def choose_words(words: list[bytes], index: Ints) -> Cells:
     return Cells(table[index], mask[index])
 
 
-def add_lengths(part: Cells) -> Cells:
-    """Encode Avro's bytes and string: the length as a varint, then the bytes."""
-    if part.used_mask is None:
-        rows, width = part.matrix.shape
-        return join_cells(fill_cells(encode_varint(width), rows), part)
-    return join_cells(encode_varints(part.list_lengths()), part)
+def encode_with_lengths(values: Cells) -> Cells:
+    """Encode values of Avro's types bytes and string: the length of each value as a varint, then its bytes."""
+    if values.used_mask is None:
+        rows, width = values.matrix.shape
+        return join_cells(fill_cells(encode_varint(width), rows), values)
+    return join_cells(encode_varints(values.list_lengths()), values)
 
 
-def encode_records(parts: list[Cells]) -> tuple[Bytes, Ints]:
-    """Return the bytes of all records, one after another, and the length of each record."""
-    whole_text = join_cells(*parts)
-    mask = whole_text.mask()
-    return whole_text.matrix[mask], mask.sum(axis=1, dtype=np.int64)
+def encode_records(fields: list[Cells]) -> tuple[Bytes, Ints]:
+    """Join the encoded fields of all records.
+
+    Returns:
+        The bytes of all records, one after another, and the length of each record.
+    """
+    record_cells = join_cells(*fields)
+    mask = record_cells.mask()
+    return record_cells.matrix[mask], mask.sum(axis=1, dtype=np.int64)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bench.history import advisor, database, plans, seconds
 from bench.planning import cold, http, lookup, memory, warm
-from bench.run import Bench, build_parser, choose_names, run_benches
+from bench.run import Bench, build_parser, choose_benchmarks, run_benches
 
 BENCHES: dict[str, Bench] = {
     "warm": warm.run,
@@ -26,13 +26,13 @@ BENCHES_WITH_SIZES = {"warm", "cold", "memory"}
 
 
 def main() -> None:
-    parser = choose_names("bench.planning.run", __doc__, BENCHES)
+    parser = build_parser("bench.planning.run", __doc__, BENCHES)
     parser.add_argument("--files", type=int, nargs="+", help="files of the tables, instead of 10 k, 100 k and 1 M")
     arguments = parser.parse_args()
     sizes = {"sizes": tuple(arguments.files)} if arguments.files else {}
     run_benches(
         BENCHES,
-        build_parser(parser, arguments, BENCHES),
+        choose_benchmarks(parser, arguments, BENCHES),
         quick=arguments.quick,
         save=not arguments.files,
         options=lambda name: sizes if name in BENCHES_WITH_SIZES else {},

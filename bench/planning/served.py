@@ -17,7 +17,7 @@ from seamark.commands.serving.extensions import EXTENSIONS
 from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.api.http.observability.logs import configure_logging
 from seamark.metaserver.api.listening import bind_socket
-from seamark.metaserver.server import freeze_garbage, open_components, serve_requests
+from seamark.metaserver.server import exclude_permanent_objects_from_gc, open_components, serve_requests
 from seamark.metaserver.settings.settings import Settings
 from tests.services.process import choose_free_port
 from tests.services.seamark import Seamark
@@ -45,12 +45,12 @@ def request_task(table: GeneratedTable, plan_task: str, *, gzip: bool = False) -
 
 
 def request_stats(table: GeneratedTable, column: str, partition: str, fields: Sequence[str]) -> Request:
-    """Return the request of a prefix lookup with an answer as an Arrow IPC stream."""
+    """Return a request for the statistics of a column in the files of a partition, as an Arrow IPC stream."""
     stats_path = f"/api/v1/tables/{NAMESPACE}/{build_name(table)}/stats/{column}"
     query = urlencode({"partition": partition, "fields": ",".join(fields)})
-    response = build_request("GET", f"{stats_path}?{query}", label="stats")
+    request = build_request("GET", f"{stats_path}?{query}", label="stats")
     accept = b"Accept: application/vnd.apache.arrow.stream"
-    return dataclasses.replace(response, raw=response.raw.replace(b"Accept: application/json", accept))
+    return dataclasses.replace(request, raw=request.raw.replace(b"Accept: application/json", accept))
 
 
 @contextmanager
@@ -75,7 +75,7 @@ async def run_seamark_here(folder: Path, warehouse: Path) -> AsyncIterator[Bench
     configure_logging(settings)
     sock = bind_socket(settings, shared=False)
     async with open_components(settings, SystemClock(), EXTENSIONS) as components, serve_requests(components, sock):
-        freeze_garbage()
+        exclude_permanent_objects_from_gc()
         yield BenchTarget(OURS, f"http://127.0.0.1:{settings.port}", (), warehouse)
 
 

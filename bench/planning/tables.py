@@ -35,10 +35,10 @@ from bench.planning.columns import BUCKETS, FileBatch, StatisticsColumn, Stats, 
 from bench.planning.ragged import (
     Cells,
     Ints,
-    add_lengths,
     encode_records,
     encode_varint,
     encode_varints,
+    encode_with_lengths,
     fill_cells,
     filter_cells,
     format_decimal,
@@ -55,10 +55,18 @@ It must increase when the generator's bytes change, so that existing tables are 
 CACHE = Path(__file__).resolve().parents[2] / ".cache" / "bench" / "planning"
 MANIFEST_ENTRIES = 1000
 BATCH_MANIFESTS = 8
+"""The number of manifests that a worker process draws and writes together."""
+_BYTES_PER_ROW = 40
+_FURTHER_FILE_BYTES_MAX = 1 << 20
+"""The size of a data file is `_BYTES_PER_ROW` for each row, and a random number of bytes below this constant."""
 BLOCK_BYTES = 64_000
 DEFLATE_LEVEL = 9
 FILES_PER_DAY = 1600
 SYNC = bytes(range(16))
+_UNION_VALUE = b"\x02"
+"""Avro's encoding of the second type of a union, whose first type is null: a value follows."""
+_END_OF_BLOCKS = b"\x00"
+"""The length 0, which ends the blocks of an Avro array or map."""
 ROW_GROUP_BYTES = 128 << 20
 
 
@@ -107,55 +115,62 @@ def generate_table(
     if (manifest_entries, deflate_level) != (MANIFEST_ENTRIES, DEFLATE_LEVEL):
         name += f"-{manifest_entries}-level{deflate_level}"
     folder = cache.resolve() / name
-    expected = {"format": FORMAT, "folder": str(folder)}
+    required_marker = {"format": FORMAT, "folder": str(folder)}
     marker = folder / "made.json"
     if marker.exists():
-        document = json.loads(marker.read_text())
-        if {key: document.get(key) for key in expected} == expected:
+        stored_marker = json.loads(marker.read_text())
+        if {key: stored_marker.get(key) for key in required_marker} == required_marker:
             return GeneratedTable(
-                folder, files, column_count, files_per_day, document["metadata_bytes"], manifest_entries
+                folder, files, column_count, files_per_day, stored_marker["metadata_bytes"], manifest_entries
             )
-    building = cache.resolve() / f".{name}-{os.getpid()}"
-    shutil.rmtree(building, ignore_errors=True)
+    building_folder = cache.resolve() / f".{name}-{os.getpid()}"
+    shutil.rmtree(building_folder, ignore_errors=True)
     try:
-        (building / "metadata").mkdir(parents=True)
-        plan = _Plan(
-            str(building), f"file://{folder}", files, column_count, files_per_day, manifest_entries, deflate_level
+        (building_folder / "metadata").mkdir(parents=True)
+        task = _GenerationTask(
+            str(building_folder),
+            f"file://{folder}",
+            files,
+            column_count,
+            files_per_day,
+            manifest_entries,
+            deflate_level,
         )
-        written_rows = _write_table(plan, workers, progress)
-        marker_text = json.dumps({**expected, "metadata_bytes": written_rows})
-        (building / marker.name).write_text(marker_text)
+        metadata_bytes = _write_table(task, workers, progress)
+        marker_text = json.dumps({**required_marker, "metadata_bytes": metadata_bytes})
+        (building_folder / marker.name).write_text(marker_text)
         shutil.rmtree(folder, ignore_errors=True)
-        building.rename(folder)
+        building_folder.rename(folder)
     finally:
-        shutil.rmtree(building, ignore_errors=True)
-    return GeneratedTable(folder, files, column_count, files_per_day, written_rows, manifest_entries)
+        shutil.rmtree(building_folder, ignore_errors=True)
+    return GeneratedTable(folder, files, column_count, files_per_day, metadata_bytes, manifest_entries)
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _GenerationTask:
     """The arguments of a worker process.
 
     Attributes:
-        building: The folder in which the table is generated, before it is renamed.
+        building_folder: The folder in which the table is generated, before it is renamed.
         location: The location of the table after the rename.
+        entries_per_manifest: The number of entries of each manifest, except the last.
     """
 
-    building: str
+    building_folder: str
     location: str
     files: int
     columns: int
     files_per_day: int
-    manifest_entries: int
+    entries_per_manifest: int
     deflate_level: int = DEFLATE_LEVEL
 
     @property
     def manifests(self) -> int:
-        return -(-self.files // self.manifest_entries)
+        return -(-self.files // self.entries_per_manifest)
 
     def find_manifest(self, number: Ints) -> Ints:
         """Return the number of the manifest that lists each file."""
-        return number // self.manifest_entries
+        return number // self.entries_per_manifest
 
 
 @dataclass(frozen=True)
@@ -170,8 +185,8 @@ class FileStatistics:
 
 def read_statistics(table: GeneratedTable) -> Iterator[FileStatistics]:
     """Yield the random statistics of the table's files in their order, without reading a manifest."""
-    plan = _build_plan(table)
-    return (_draw_statistics(plan, first) for first in range(0, plan.manifests, BATCH_MANIFESTS))
+    task = _build_plan(table)
+    return (_draw_statistics(task, first) for first in range(0, task.manifests, BATCH_MANIFESTS))
 
 
 def build_file_names(table: GeneratedTable, batch: FileBatch) -> Cells:
@@ -179,8 +194,8 @@ def build_file_names(table: GeneratedTable, batch: FileBatch) -> Cells:
     return _build_names(_build_plan(table), batch)
 
 
-def _build_plan(plan_columns: GeneratedTable) -> _Plan:
-    return _Plan(
+def _build_plan(plan_columns: GeneratedTable) -> _GenerationTask:
+    return _GenerationTask(
         "",
         f"file://{plan_columns.folder}",
         plan_columns.files,
@@ -190,84 +205,84 @@ def _build_plan(plan_columns: GeneratedTable) -> _Plan:
     )
 
 
-def _draw_statistics(plan: _Plan, first: int) -> FileStatistics:
-    """Draw the statistics of the files of up to eight manifests, from the manifest `first` on.
+def _draw_statistics(task: _GenerationTask, first: int) -> FileStatistics:
+    """Draw the statistics of the files of `BATCH_MANIFESTS` manifests, or of the rest, from the manifest `first` on.
 
     Each batch has its own random generator, so batches can be drawn in any order.
     """
-    last = min(first + BATCH_MANIFESTS, plan.manifests)
-    entries = plan.manifest_entries
-    number = np.arange(first * entries, min(last * entries, plan.files), dtype=np.int64)
-    chance = np.random.default_rng((FORMAT, plan.files, plan.columns, first))
-    records = chance.integers(50_000, 4_000_000, len(number), dtype=np.int64)
-    batch = FileBatch(number, plan.files, plan.files_per_day, records, chance)
-    size = records * 40 + batch.draw_numbers(1 << 20)
-    columns = build_columns(plan.columns)
+    last = min(first + BATCH_MANIFESTS, task.manifests)
+    entries = task.entries_per_manifest
+    file_numbers = np.arange(first * entries, min(last * entries, task.files), dtype=np.int64)
+    rng = np.random.default_rng((FORMAT, task.files, task.columns, first))
+    records = rng.integers(50_000, 4_000_000, len(file_numbers), dtype=np.int64)
+    batch = FileBatch(file_numbers, task.files, task.files_per_day, records, rng)
+    size = records * _BYTES_PER_ROW + batch.draw_numbers(_FURTHER_FILE_BYTES_MAX)
+    columns = build_columns(task.columns)
     return FileStatistics(batch, size, columns, [column.make(batch) for column in columns])
 
 
-def _write_table(plan: _Plan, workers: int | None, progress: Callable[[int, int], None]) -> int:
+def _write_table(task: _GenerationTask, workers: int | None, progress: Callable[[int, int], None]) -> int:
     """Write all files of the table, and return the total bytes of its manifests."""
     manifests: list[dict[str, Any]] = []
-    for batch in _write_batches(plan, workers):
+    for batch in _write_batches(task, workers):
         manifests += batch
-        progress(len(manifests), plan.manifests)
+        progress(len(manifests), task.manifests)
     head = {
         "format-version": "2",
         "snapshot-id": str(layout.compute_snapshot_id(len(manifests) - 1)),
         "sequence-number": str(len(manifests)),
     }
     list_name = (
-        f"snap-{layout.compute_snapshot_id(len(manifests) - 1)}-1-{uuid.uuid5(uuid.NAMESPACE_URL, plan.location)}.avro"
+        f"snap-{layout.compute_snapshot_id(len(manifests) - 1)}-1-{uuid.uuid5(uuid.NAMESPACE_URL, task.location)}.avro"
     )
-    with (Path(plan.building) / "metadata" / list_name).open("wb") as file:
+    with (Path(task.building_folder) / "metadata" / list_name).open("wb") as file:
         # The newest manifest is first, as engines write manifest lists.
         fastavro.writer(file, layout.build_manifest_file_schema(), reversed(manifests), codec="deflate", metadata=head)
     document = layout.build_table_metadata(
-        plan.location, f"{plan.location}/metadata/{list_name}", build_columns(plan.columns), manifests
+        task.location, f"{task.location}/metadata/{list_name}", build_columns(task.columns), manifests
     )
-    (Path(plan.building) / "metadata" / "v1.metadata.json").write_text(json.dumps(document, indent=1))
+    (Path(task.building_folder) / "metadata" / "v1.metadata.json").write_text(json.dumps(document, indent=1))
     return sum(manifest["manifest_length"] for manifest in manifests)
 
 
-def _write_batches(plan: _Plan, workers: int | None) -> Iterator[list[dict[str, Any]]]:
-    starts = range(0, plan.manifests, BATCH_MANIFESTS)
+def _write_batches(task: _GenerationTask, workers: int | None) -> Iterator[list[dict[str, Any]]]:
+    starts = range(0, task.manifests, BATCH_MANIFESTS)
     processes = min(len(starts), workers or os.cpu_count() or 1)
     if processes == 1:
         for start in starts:
-            yield _write_batch(plan, start)
+            yield _write_batch(task, start)
         return
     # The processes are not forked, because the caller may have threads.
     with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-        yield from pool.map(_write_batch, [plan] * len(starts), starts)
+        yield from pool.map(_write_batch, [task] * len(starts), starts)
 
 
-def _write_batch(plan: _Plan, first: int) -> list[dict[str, Any]]:
-    """Write up to eight manifests from the manifest `first` on.
+def _write_batch(task: _GenerationTask, first: int) -> list[dict[str, Any]]:
+    """Write `BATCH_MANIFESTS` manifests, or the rest, from the manifest `first` on.
 
     Returns:
         The records of the manifests for the manifest list, in order.
     """
-    last = min(first + BATCH_MANIFESTS, plan.manifests)
-    statistics = _draw_statistics(plan, first)
+    last = min(first + BATCH_MANIFESTS, task.manifests)
+    statistics = _draw_statistics(task, first)
     batch, records = statistics.batch, statistics.batch.records
-    data, lengths = encode_records(_encode_entries(plan, statistics))
+    data, lengths = encode_records(_encode_entries(task, statistics))
     ends = np.concatenate([[0], np.cumsum(lengths)])
     header = _build_header(statistics.columns)
     results = []
     for manifest in range(first, last):
-        first_entry = (manifest - first) * plan.manifest_entries
-        rows = slice(first_entry, min(first_entry + plan.manifest_entries, batch.rows))
-        name = f"{_commit_uuid(plan.location, manifest)}-m0.avro"
-        places = ends[rows.start : rows.stop + 1]
-        entries = data[places[0] : places[-1]].tobytes()
-        content = header + b"".join(_encode_blocks(entries, places - places[0], plan.deflate_level))
-        (Path(plan.building) / "metadata" / name).write_bytes(content)
+        first_entry = (manifest - first) * task.entries_per_manifest
+        rows = slice(first_entry, min(first_entry + task.entries_per_manifest, batch.rows))
+        name = f"{_commit_uuid(task.location, manifest)}-m0.avro"
+        entry_offsets = ends[rows.start : rows.stop + 1]
+        entries = data[entry_offsets[0] : entry_offsets[-1]].tobytes()
+        content = header + b"".join(_encode_blocks(entries, entry_offsets - entry_offsets[0], task.deflate_level))
+        (Path(task.building_folder) / "metadata" / name).write_bytes(content)
         days, buckets = batch.day[rows], batch.bucket[rows]
         results.append(
             layout.build_manifest_file(
                 manifest,
-                f"{plan.location}/metadata/{name}",
+                f"{task.location}/metadata/{name}",
                 len(content),
                 len(days),
                 int(records[rows].sum()),
@@ -311,20 +326,20 @@ def _encode_blocks(data: bytes, ends: Ints, level: int) -> Iterator[bytes]:
         start = stop
 
 
-def _encode_entries(plan: _Plan, statistics: FileStatistics) -> list[Cells]:
+def _encode_entries(task: _GenerationTask, statistics: FileStatistics) -> list[Cells]:
     """Return the fields of the entries in the order of `layout.build_entry_schema`.
 
     In unions, the byte 0 means null and the byte 2 means a value.
     """
     batch, drawn_columns, stats, size = statistics.batch, statistics.columns, statistics.stats, statistics.size
     rows = batch.rows
-    manifest = plan.find_manifest(batch.number)
+    manifest = task.find_manifest(batch.numbers)
     status_bytes, inherited_bytes = b"\x02", b"\x00\x00"
     return [
         fill_cells(status_bytes + b"\x02", rows),
-        encode_varints(layout.compute_snapshot_id(0) + manifest * 7919),
+        encode_varints(layout.compute_snapshot_id(0) + manifest * layout.SNAPSHOT_ID_STEP),
         fill_cells(inherited_bytes + b"\x00", rows),  # Both sequence numbers, and content 0 (data).
-        add_lengths(_build_paths(plan, batch)),
+        encode_with_lengths(_build_paths(task, batch)),
         fill_cells(b"\x0ePARQUET\x02", rows),
         encode_varints(batch.day),
         fill_cells(b"\x02", rows),
@@ -340,38 +355,38 @@ def _encode_entries(plan: _Plan, statistics: FileStatistics) -> list[Cells]:
         *_encode_bounds(drawn_columns, stats, [column.lower for column in stats]),
         *_encode_bounds(drawn_columns, stats, [column.upper for column in stats]),
         fill_cells(b"\x00\x02", rows),  # No key metadata; then split offsets.
-        *_split_offsets(size),
+        *_encode_split_offsets(size),
         fill_cells(b"\x00\x02\x00\x00", rows),  # No equality ids; sort order 0; no referenced data file.
     ]
 
 
-def _build_paths(plan: _Plan, batch: FileBatch) -> Cells:
+def _build_paths(task: _GenerationTask, batch: FileBatch) -> Cells:
     """Return the paths of the files: …/data/day=2024-01-01/user_id_bucket=3/ and the file name."""
     rows = batch.rows
     first_day = int(batch.day.min())
     days = [layout.format_day(day).encode() for day in range(first_day, int(batch.day.max()) + 1)]
     day_words = np.frombuffer(b"".join(days), np.uint8).reshape(-1, 10)
     return join_cells(
-        fill_cells(f"{plan.location}/data/day=".encode(), rows),
+        fill_cells(f"{task.location}/data/day=".encode(), rows),
         Cells(day_words[batch.day - first_day]),
         fill_cells(b"/user_id_bucket=", rows),
         format_decimal(batch.bucket),
         fill_cells(b"/", rows),
-        _build_names(plan, batch),
+        _build_names(task, batch),
     )
 
 
-def _build_names(plan: _Plan, batch: FileBatch) -> Cells:
+def _build_names(task: _GenerationTask, batch: FileBatch) -> Cells:
     """Return names of the form 00012-34567-<uuid of the commit>-0-00001.parquet, as Spark names the files of a task."""
     rows = batch.rows
-    manifest = plan.find_manifest(batch.number)
+    manifest = task.find_manifest(batch.numbers)
     first, last = int(manifest.min()), int(manifest.max())
-    commits = [str(_commit_uuid(plan.location, number)).encode() for number in range(first, last + 1)]
+    commits = [str(_commit_uuid(task.location, number)).encode() for number in range(first, last + 1)]
     commit_words = np.frombuffer(b"".join(commits), np.uint8).reshape(-1, 36)
     return join_cells(
-        format_digits(batch.number % plan.manifest_entries, 5),
+        format_digits(batch.numbers % task.entries_per_manifest, 5),
         fill_cells(b"-", rows),
-        format_decimal(batch.number + 10_000),
+        format_decimal(batch.numbers + 10_000),
         fill_cells(b"-", rows),
         Cells(commit_words[manifest - first]),
         fill_cells(b"-0-00001.parquet", rows),
@@ -379,12 +394,16 @@ def _build_names(plan: _Plan, batch: FileBatch) -> Cells:
 
 
 def _encode_counts(columns: tuple[StatisticsColumn, ...], values: list[Ints]) -> list[Cells]:
-    """Encode a map from column id to a number."""
-    rows = len(values[0])
-    parts = [fill_cells(b"\x02" + encode_varint(len(columns)), rows)]
-    for column, value in zip(columns, values, strict=True):
-        parts += [fill_cells(encode_varint(column.id), rows), encode_varints(value)]
-    return [*parts, fill_cells(b"\x00", rows)]
+    """Encode an optional map from column id to a number, as Avro's array of pairs.
+
+    Args:
+        values: The numbers of each column, one for each file.
+    """
+    file_count = len(values[0])
+    parts = [fill_cells(_UNION_VALUE + encode_varint(len(columns)), file_count)]
+    for column, numbers in zip(columns, values, strict=True):
+        parts += [fill_cells(encode_varint(column.id), file_count), encode_varints(numbers)]
+    return [*parts, fill_cells(_END_OF_BLOCKS, file_count)]
 
 
 def _select_nan_columns(
@@ -395,26 +414,33 @@ def _select_nan_columns(
 
 
 def _encode_bounds(columns: tuple[StatisticsColumn, ...], stats: list[Stats], values: list[Cells]) -> list[Cells]:
-    """Encode a map from column id to bytes, without the columns of which a file has only nulls."""
-    rows = values[0].matrix.shape[0]
-    absent_count = sum(
-        ((~stat.present).astype(np.int64) for stat in stats if stat.present is not None), np.zeros(rows, np.int64)
+    """Encode an optional map from column id to bytes, without the columns of which a file has only nulls.
+
+    Args:
+        values: The bounds of each column, one for each file.
+    """
+    file_count = values[0].matrix.shape[0]
+    absent_counts = sum(
+        ((~stat.present).astype(np.int64) for stat in stats if stat.present is not None), np.zeros(file_count, np.int64)
     )
-    parts = [fill_cells(b"\x02", rows), encode_varints(len(columns) - absent_count)]
+    parts = [fill_cells(_UNION_VALUE, file_count), encode_varints(len(columns) - absent_counts)]
     for column, stat, bound in zip(columns, stats, values, strict=True):
-        pair = join_cells(fill_cells(encode_varint(column.id), rows), add_lengths(bound))
+        pair = join_cells(fill_cells(encode_varint(column.id), file_count), encode_with_lengths(bound))
         parts.append(pair if stat.present is None else filter_cells(pair, stat.present))
-    return [*parts, fill_cells(b"\x00", rows)]
+    return [*parts, fill_cells(_END_OF_BLOCKS, file_count)]
 
 
-def _split_offsets(size: Ints) -> list[Cells]:
-    """Return one offset for each row group of 128 MB. The first offset is after the magic bytes."""
+def _encode_split_offsets(size: Ints) -> list[Cells]:
+    """Encode the Avro array of split offsets of each file: the count, the offsets, and the byte that ends the array.
+
+    There is one offset for each row group of 128 MB. The first is 4, after the magic bytes of Parquet.
+    """
     groups = -(-size // ROW_GROUP_BYTES)
     offsets = (
         filter_cells(encode_varints(np.full(len(size), 4 + group * ROW_GROUP_BYTES)), groups > group)
         for group in range(int(groups.max()))
     )
-    return [encode_varints(groups), *offsets, fill_cells(b"\x00", len(size))]
+    return [encode_varints(groups), *offsets, fill_cells(_END_OF_BLOCKS, len(size))]
 
 
 def main() -> None:

@@ -14,7 +14,10 @@ _JOINS = {
     "s": ("supplier", "lo_suppkey = s_suppkey"),
     "p": ("part", "lo_partkey = p_partkey"),
 }
-"""The dimension tables and the conditions of their joins, by the first letter of their columns."""
+"""The dimension tables and the conditions of their joins, by the first letter of their columns.
+
+The names of columns begin with `d_`, `c_`, `s_` or `p_`, or with `lo_` if they belong to the fact table lineorder.
+"""
 CUBES: dict[str, tuple[Sequence[str], str]] = {
     "discount_by_year": (("d_year", "lo_discount", "lo_quantity"), "sum(lo_extendedprice * lo_discount)"),
     "discount_by_month": (("d_yearmonthnum", "lo_discount", "lo_quantity"), "sum(lo_extendedprice * lo_discount)"),
@@ -37,7 +40,11 @@ SHRINK = 5
 
 
 def define_cubes(client: IndexClient, facts: Name, dimension_namespace: str) -> None:
-    """Define all cubes of a fact table whose dimension tables are in `dimension_namespace`."""
+    """Define all cubes of a fact table whose dimension tables are in `dimension_namespace`.
+
+    `pin_attributes` adds the current snapshot of the dimension table to each attribute, so that a cube is built from
+    that snapshot. A large cube is refused if its groups have fewer than `SHRINK` facts on average.
+    """
     for name, (columns, measure) in CUBES.items():
         terms = [_format_dimension(column, dimension_namespace) for column in columns]
         pinned_terms = pin_attributes(client, terms)
@@ -46,7 +53,8 @@ def define_cubes(client: IndexClient, facts: Name, dimension_namespace: str) -> 
 
 def _format_dimension(column: str, dimension_namespace: str) -> str:
     """Return a column of the facts, or an attribute of a dimension table with its join."""
-    if column.startswith("lo_"):
+    if column.startswith("lo_"):  # a column of the fact table lineorder
         return column
-    table, condition = _JOINS[column[0]]
+    table_letter = column[0]
+    table, condition = _JOINS[table_letter]
     return f"{dimension_namespace}.{table}.{column} via {condition}"

@@ -107,11 +107,14 @@ def _append_tables(url: str, data: Path) -> int:
         return int(rows.num_rows)  # The facts are the last of the tables.
 
 
-def _append_rows(url: str, data: Path, rows: int, count: int) -> None:
-    """Append `count` of the facts again."""
+def _append_rows(url: str, data: Path, rows: int, appended_rows: int) -> None:
+    """Append `appended_rows` rows of the source file to the fact table again.
+
+    The rows begin in the middle of the file, which has `rows` rows. The file is in the order of dates.
+    """
     facts = pq.read_table(get_table_path(data, FACT))
     with RestCatalog("sea", uri=url) as catalog:
-        catalog.load_table(f"{NAMESPACE}.{FACT}").append(facts.slice(rows // 2, count))
+        catalog.load_table(f"{NAMESPACE}.{FACT}").append(facts.slice(rows // 2, appended_rows))
 
 
 def _build_cubes(client: IndexClient) -> float:
@@ -123,6 +126,11 @@ def _build_cubes(client: IndexClient) -> float:
 
 
 def _compare_queries(client: IndexClient, data: Path, repeats: int, case: str = "") -> list[Row]:
+    """Run each query with cubes, without cubes and in DuckDB, and return the rows of the report.
+
+    Raises:
+        AnswersDiffer: An engine returns another answer.
+    """
     rows = []
     first_runs_ms, plain_runs_ms = list[float](), list[float]()
     paths = list_data_paths(client, (NAMESPACE, FACT))
@@ -140,23 +148,23 @@ def _compare_queries(client: IndexClient, data: Path, repeats: int, case: str = 
                 WITHOUT: lambda sql: _read_rows(plain_session, sql),
                 DUCKDB: lambda sql: _read_duckdb_rows(db, sql),
             }
-            took: dict[str, list[float]] = {engine: [] for engine in engines}
+            times_ms: dict[str, list[float]] = {engine: [] for engine in engines}
             answers = []
             runs = dict.fromkeys(engines, repeats)
             runs[OURS] = _GROUP_REPEATS if cube is not None else repeats
-            for engine, ask in engines.items():
+            for engine, run_query in engines.items():
                 for round_number in range(runs[engine] + 1):
                     begun_s = time.perf_counter()
-                    answer = ask(text)
+                    answer = run_query(text)
                     wall_ms = 1000 * (time.perf_counter() - begun_s)
                     if round_number:  # The first run fills caches.
-                        took[engine].append(wall_ms)
+                        times_ms[engine].append(wall_ms)
                     elif engine == OURS and cube is not None:
                         first_runs_ms.append(wall_ms)
                     answers.append(answer)
             if any(answer != answers[0] for answer in answers):
                 raise AnswersDiffer(f"{name}: {answers[0][:3]}, {answers[-1][:3]}")
-            medians = {engine: statistics.median(times) for engine, times in took.items()}
+            medians = {engine: statistics.median(times) for engine, times in times_ms.items()}
             goal = medians[WITHOUT] / SPEEDUP_GOAL
             rows.append(Row(f"{name}{case}", cube or "no cube", "ms", medians, peer=WITHOUT, goal=goal))
             if cube is not None:

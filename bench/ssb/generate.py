@@ -38,13 +38,15 @@ SOURCES = ("region", "nation", "supplier", "customer", "part", "orders", "lineit
 
 
 def compute_dimension_rows(scale: float) -> dict[str, int]:
-    """Return the number of rows of customer, supplier and part at a scale factor, as in the paper.
+    """Return the number of rows of customer, supplier and part at a scale factor of the Star Schema Benchmark.
 
     Raises:
-        ValueError: The scale factor is less than 0.001.
+        ValueError: The scale factor is less than 0.001 or more than 1000.
     """
     if not 0.001 <= scale <= 1000:
-        raise ValueError(f"scale factor {scale:g} is out of range: use 0.001 to 1000 (1 is 6 million facts)")
+        raise ValueError(
+            f"scale factor {scale:g} is out of range: use 0.001 to 1000 (1 is 6 million rows of lineorder)"
+        )
     parts = 200_000 * math.floor(1 + math.log2(scale)) if scale >= 1 else round(200_000 * scale)
     return {"customers": round(30_000 * scale), "suppliers": round(2_000 * scale), "parts": parts}
 

@@ -112,16 +112,20 @@ class Oracle:
     def prepare(self) -> None:
         """Compute the answers of all queries now, so that `describe_difference` need not compute them later."""
         for sql in QUERIES.values():
-            self._answer(sql)
+            self._get_expected_answer(sql)
 
-    def _answer(self, sql: str) -> list[tuple[str, ...]]:
-        if sql not in self._expected_answers:  # The files do not change, and a benchmark checks each query many times.
+    def _get_expected_answer(self, sql: str) -> list[tuple[str, ...]]:
+        """Return the comparable rows of DuckDB's answer, and run the query only the first time.
+
+        The files do not change, and a benchmark checks each query many times.
+        """
+        if sql not in self._expected_answers:
             self._expected_answers[sql] = sorted(map(_to_comparable, self.read_rows(sql)))
         return self._expected_answers[sql]
 
     def describe_difference(self, sql: str, answer: Iterable[Sequence[object]]) -> str:
         """Return how the rows of `answer`, in any order, differ from the correct rows, or an empty string."""
-        expected_answer = self._answer(sql)
+        expected_answer = self._get_expected_answer(sql)
         actual = sorted(map(_to_comparable, answer))
         if actual == expected_answer:
             return ""

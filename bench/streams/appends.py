@@ -20,7 +20,7 @@ import pyarrow as pa
 from bench.measure import read_cpu_s
 from bench.report import OURS, Report, Row
 from bench.streams.kafka import measure_producer
-from bench.streams.log import AppendMeasurements, measure_bare_log
+from bench.streams.log import AppendMeasurements, measure_bare_disk
 from seamark.connector.client.catalog import create_namespace, create_table
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.streams.writer import ARROW
@@ -41,7 +41,7 @@ _PAUSE_S = 0.02
 async def run(folder: Path, *, quick: bool = False) -> Report:
     seconds = QUICK_SECONDS if quick else SECONDS
     report = Report("streams_appends", "How fast does a server acknowledge rows over HTTP?", peer=PEER)
-    smallest = measure_bare_log(folder, 1, seconds)
+    smallest = measure_bare_disk(folder, 1, seconds)
     report.bounds = {
         "fdatasync of this disk after a write of 1 byte": f"{smallest.rate:,.0f} a second, p50 "
         f"{smallest.compute_quantile_ms(0.5):.2f} ms, p99 {smallest.compute_quantile_ms(0.99):.2f} ms",
@@ -50,7 +50,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         client = SeamarkClient(server.base_url)
         create_namespace(client, "bench", {})
         for row_bytes, rows in itertools.product(ROW_BYTES, ROWS[:2] if quick else ROWS):
-            disk = measure_bare_log(folder, rows * row_bytes, seconds / 2)
+            disk = measure_bare_disk(folder, rows * row_bytes, seconds / 2)
             for writers in WRITERS:
                 await _add_case(report, kafka, server, (rows, row_bytes, writers), disk, seconds)
     report.notes += [

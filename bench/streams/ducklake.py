@@ -105,27 +105,31 @@ async def _measure_requests(server: Seamark, name: str, connections: int, rows: 
         The acknowledged rows per second.
     """
     await asyncio.to_thread(_create_table, server, name)
-    url, places, batches = f"{server.base_url}/api/v1/tables/bench/{name}/rows", iter(range(rows // BATCH_ROWS)), 0
+    url, batch_numbers, sent_batches = (
+        f"{server.base_url}/api/v1/tables/bench/{name}/rows",
+        iter(range(rows // BATCH_ROWS)),
+        0,
+    )
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=connections)) as http:
 
-        async def append(place: int) -> None:
-            nonlocal batches
-            async with http.post(url, json=_make_rows(place)) as answer:
+        async def append(batch_number: int) -> None:
+            nonlocal sent_batches
+            async with http.post(url, json=_make_rows(batch_number)) as answer:
                 assert answer.status == 200, await answer.text()
                 await answer.read()
-            batches += 1
+            sent_batches += 1
 
         async def write() -> None:
-            for place in places:
-                await append(place)
+            for batch_number in batch_numbers:
+                await append(batch_number)
                 if time.perf_counter() - started_s >= seconds:
                     return
 
-        await append(next(places))  # The first append opens the log and the table.
+        await append(next(batch_numbers))  # The first append opens the log and the table.
         started_s = time.perf_counter()
         await asyncio.gather(*(write() for _ in range(connections)))
-        rate = (batches - 1) * BATCH_ROWS / (time.perf_counter() - started_s)
-    await asyncio.to_thread(_check_count, server, name, batches * BATCH_ROWS)
+        rate = (sent_batches - 1) * BATCH_ROWS / (time.perf_counter() - started_s)
+    await asyncio.to_thread(_check_count, server, name, sent_batches * BATCH_ROWS)
     return rate
 
 

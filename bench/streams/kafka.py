@@ -168,7 +168,8 @@ async def measure_producer(
             latencies.append(time.perf_counter() - call_began_s)
 
     try:
-        await asyncio.gather(*map(produce, range(PARTITIONS)))  # The producer connects, as the log has done.
+        # The producer connects before the measurement, because the measured log is also connected before it.
+        await asyncio.gather(*map(produce, range(PARTITIONS)))
         started_s, cpu = time.perf_counter(), time.process_time()
         await asyncio.gather(*(write(number % PARTITIONS) for number in range(writers)))
         return AppendMeasurements(latencies, time.perf_counter() - started_s, time.process_time() - cpu, len(latencies))

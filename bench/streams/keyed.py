@@ -67,9 +67,10 @@ def send_changes(url: str, rows: int, seed: int) -> Values:
             if number // BATCH_ROWS % BATCHES_PER_CORRECTION == BATCHES_PER_CORRECTION - 1:
                 writer.flush()
                 corrected_keys = np.unique(rng.integers(0, keys, CORRECTED_ROWS))
-                amended_keys = -2 - corrected_keys
-                seamark.upsert(client, TABLE, pa.table({"id": corrected_keys, "value": amended_keys}), keys=["id"])
-                values[corrected_keys] = amended_keys
+                # Sent values are row numbers from 0, and ABSENT is -1. Values below -1 can only come from a correction.
+                corrected_values = -2 - corrected_keys
+                seamark.upsert(client, TABLE, pa.table({"id": corrected_keys, "value": corrected_values}), keys=["id"])
+                values[corrected_keys] = corrected_values
     return values
 
 

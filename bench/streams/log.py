@@ -66,13 +66,13 @@ class AppendMeasurements:
 async def run(folder: Path, *, quick: bool = False) -> Report:
     seconds = QUICK_SECONDS if quick else SECONDS
     report = Report("streams_log", "How fast does the log acknowledge rows?", peer="one writer with a bare fdatasync")
-    smallest = measure_bare_log(folder, 1, seconds)
+    smallest = measure_bare_disk(folder, 1, seconds)
     report.bounds = {
         "fdatasync of this disk after a write of 1 byte": f"{smallest.rate:,.0f} a second, p50 "
         f"{smallest.compute_quantile_ms(0.5):.2f} ms, p99 {smallest.compute_quantile_ms(0.99):.2f} ms",
     }
     for row_bytes, rows in itertools.product(ROW_BYTES, ROWS):
-        disk = measure_bare_log(folder, rows * row_bytes, seconds)
+        disk = measure_bare_disk(folder, rows * row_bytes, seconds)
         for writers in WRITERS:
             measurements = await measure_appends(folder, rows, row_bytes, writers, seconds)
             _add_rows(
@@ -119,8 +119,8 @@ def _add_rows(
     add(Row(case, "bytes a second of CPU", "MiB/s", {OURS: a_core}, False, goal=goal))
 
 
-def measure_bare_log(folder: Path, size_bytes: int, seconds: float) -> AppendMeasurements:
-    """Write and sync batches of `size_bytes` for `seconds`, without a log."""
+def measure_bare_disk(folder: Path, size_bytes: int, seconds: float) -> AppendMeasurements:
+    """Write batches of `size_bytes` to one file for `seconds`, and sync each batch, without a log."""
     path = folder / "bare"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
     try:
@@ -163,26 +163,30 @@ async def measure_appends(folder: Path, rows: int, row_bytes: int, writers: int,
 
 
 async def _measure_small_batches(report: Report, folder: Path, rows: int) -> None:
-    """Measure the benchmark of DuckLake: batches of ten rows, by a writer with one unanswered batch and one with 64."""
+    """Measure the acknowledged rows per second with the batches of DuckLake's benchmark, which have ten rows.
+
+    In the first case, one writer sends its next batch after each answer. In the second case, 64 writers do so at the
+    same time.
+    """
     batch = Batch(10, os.urandom(10 * 50))
-    for in_flight in (1, 64):
+    for writers in (1, 64):
         async with open_segment_log(folder / "log", SystemClock(), LIMITS) as log:
             started_s = time.perf_counter()
-            await _append_all(log, batch, rows // 10, in_flight)
+            await _append_all(log, batch, rows // 10, writers)
             rate = rows / (time.perf_counter() - started_s)
         shutil.rmtree(folder / "log")
-        case = f"{rows:,} rows in batches of ten, {in_flight} on their way"
+        case = f"{rows:,} rows in batches of ten, {writers} unanswered"
         report.rows.append(Row(case, "acknowledged", "rows/s", {OURS: rate}, False, goal=GOAL_SMALL_ROWS))
 
 
-async def _append_all(log: SegmentLog, batch: Batch, count: int, in_flight: int) -> None:
-    places = iter(range(count))
+async def _append_all(log: SegmentLog, batch: Batch, count: int, writers: int) -> None:
+    batch_numbers = iter(range(count))
 
     async def write() -> None:
-        for _ in places:
+        for _ in batch_numbers:
             await log.append({Shard("table", 0): batch})
 
-    await asyncio.gather(*(write() for _ in range(in_flight)))
+    await asyncio.gather(*(write() for _ in range(writers)))
 
 
 async def _measure_recovery(report: Report, folder: Path, rows: int, row_bytes: int, size_bytes: int) -> None:

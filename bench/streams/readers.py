@@ -115,8 +115,8 @@ async def _measure_readers(servers: Servers, readers: int, seconds: float) -> tu
         if readers:
             await asyncio.to_thread(is_ready.wait)
         scans_before = scans.value
-        write_rate = await _write_steadily(f"{servers.writer_url}/api/v1/tables/bench/{name}/rows", seconds)
-        return write_rate, scans.value - scans_before
+        measurements = await _write_steadily(f"{servers.writer_url}/api/v1/tables/bench/{name}/rows", seconds)
+        return measurements, scans.value - scans_before
     finally:
         is_ending.set()
         for process in processes:
@@ -131,17 +131,19 @@ async def _write_steadily(url: str, seconds: float) -> AppendMeasurements:
 
         async def append(first_id: int) -> None:
             read_time_s = time.time()
-            rows = [{"id": first_id + place, "at": read_time_s, "payload": PAYLOAD} for place in range(BATCH_ROWS)]
+            rows = [
+                {"id": first_id + row_number, "at": read_time_s, "payload": PAYLOAD} for row_number in range(BATCH_ROWS)
+            ]
             call_began_s = time.perf_counter()
             async with http.post(url, json=rows) as answer:
                 assert answer.status == 200, await answer.text()
                 await answer.read()
             latencies.append(time.perf_counter() - call_began_s)
 
-        async def write(first: int) -> None:
-            for number in range(1, int(seconds / every_s) + 1):
-                await asyncio.sleep(max(0.0, started_s + number * every_s - time.perf_counter()))
-                await append((number * WRITERS + first) * BATCH_ROWS)
+        async def write(writer_number: int) -> None:
+            for round_number in range(1, int(seconds / every_s) + 1):
+                await asyncio.sleep(max(0.0, started_s + round_number * every_s - time.perf_counter()))
+                await append((round_number * WRITERS + writer_number) * BATCH_ROWS)
 
         await append(0)  # The first append opens the log and the table.
         latencies.clear()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.run import Bench, build_parser, choose_names, run_benches
+from bench.run import Bench, build_parser, choose_benchmarks, run_benches
 from bench.streams import (
     appends,
     costs,
@@ -37,10 +37,10 @@ BENCHES: dict[str, Bench] = {
 
 
 def main() -> None:
-    parser = choose_names("bench.streams.run", __doc__, BENCHES)
+    parser = build_parser("bench.streams.run", __doc__, BENCHES)
     parser.add_argument("--folder", type=Path, help="a folder on the disk that is measured")
     arguments = parser.parse_args()
-    run_benches(BENCHES, build_parser(parser, arguments, BENCHES), quick=arguments.quick, folder=arguments.folder)
+    run_benches(BENCHES, choose_benchmarks(parser, arguments, BENCHES), quick=arguments.quick, folder=arguments.folder)
 
 
 if __name__ == "__main__":

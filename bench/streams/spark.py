@@ -92,9 +92,10 @@ def _run_bench(folder: Path, rate: int, seconds: float) -> Report:
         ),
     ]
     report.notes += [
-        f"{seconds:g} s a part. The stream table is flushed every {FLUSH_S} s, and in the end. The job has the trigger "
-        "processingTime='0 seconds', and its rows come from Spark's source `rate`, which makes the rows of a second at "
-        "its end: half a second of its median delay is that of the source.",
+        f"Each measurement takes {seconds:g} s. The stream table is flushed every {FLUSH_S} s, and in the end. The job "
+        "has the trigger "
+        "processingTime='0 seconds'. Its rows come from Spark's source `rate`, which makes all rows of a second at the "
+        "end of the second. This adds half a second to the median delay of the job.",
         "The CPU is that of the server, and of the Spark process of the job.",
     ]
     return report
@@ -110,15 +111,15 @@ def _measure_stream(
     name: str,
     rate: int,
     seconds: float,
-    read: partial[pa.Table] | None,
+    read_by_spark: partial[pa.Table] | None,
 ) -> StreamOutcome:
-    """Send rows to a stream table, and read them with `read`, or with PyIceberg if `read` is None."""
+    """Send rows to a stream table, and read them by Spark, or by PyIceberg if `read_by_spark` is None."""
     properties = {"seamark.stream.enabled": "true", "format-version": "2"}
     catalog.create_table(f"bench.{name}", SCHEMA, properties=properties)
     client = SeamarkClient(server.base_url)
     before_s = read_cpu_s(server.pid)
-    by_name = read_by_pyiceberg(catalog, name) if read is None else partial(read, name)
-    delays, _ = measure_visibility(server.base_url, name, rate, seconds, by_name)
+    read_new_rows = read_by_pyiceberg(catalog, name) if read_by_spark is None else partial(read_by_spark, name)
+    delays, _ = measure_visibility(server.base_url, name, rate, seconds, read_new_rows)
     client._request_json("POST", f"/api/v1/tables/bench/{name}/flush")
     cpu_s = (read_cpu_s(server.pid) - before_s) * MILLION / (rate * seconds)
     return StreamOutcome(delays, _count_files(catalog, name), cpu_s)

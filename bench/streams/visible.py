@@ -98,7 +98,14 @@ def add_delays(
     *,
     goal_ms: float = GOAL_MS,
 ) -> None:
-    """Add the quantiles of delays to the report. `goal_ms` is the goal for the 99th percentile."""
+    """Add the quantiles of the delays until readers see a row to the report.
+
+    Args:
+        delays: The milliseconds from the making of each row to the end of the scan that returns it, with Seamark.
+        peers: The delays with other systems, by the name of the system.
+        peer: The system with which the report compares Seamark, or empty.
+        goal_ms: The goal for the 99th percentile.
+    """
     for percent, goal in ((50, None), (99, goal_ms), (99.9, None)):
         values = {server: round(float(np.percentile(each, percent)), 1) for server, each in peers.items()}
         values[OURS] = round(float(np.percentile(delays, percent)), 1)

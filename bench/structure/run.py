@@ -25,7 +25,7 @@ import pyarrow as pa
 import structlog
 
 from bench.report import Report, Row
-from bench.run import Bench, build_parser, choose_names, run_benches
+from bench.run import Bench, build_parser, choose_benchmarks, run_benches
 from bench.trino.upstream import run_upstream
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.write.appends import append
@@ -155,8 +155,8 @@ async def count_functions(server: RunningServer, proxy: ProxyRig, recorder: Call
         for number in range(ROUNDS, 2 * ROUNDS):
             await asyncio.sleep(PAUSE_S)
             rounds.append(await recorder.record(partial(send, number)))
-        function_names = set.intersection(*map(set, rounds))
-        functions_by_name[title] = [function for function in rounds[-1] if function in function_names]
+        common_functions = set.intersection(*map(set, rounds))
+        functions_by_name[title] = [function for function in rounds[-1] if function in common_functions]
     # The server answers the proxy's requests in this process as well.
     functions_by_name[STATEMENT] = [
         function for function in functions_by_name[STATEMENT] if function.path.startswith("connector/")
@@ -168,8 +168,8 @@ def _describe_layers(functions: Sequence[Function]) -> str:
     """Return a text with the number of files and functions of each layer."""
     layers = [(layer, [function for function in functions if function.layer == layer]) for layer in LAYERS]
     return "; ".join(
-        f"{layer}: {len({item.path for item in layer_files})} files, {len(layer_files)} functions"
-        for layer, layer_files in layers
+        f"{layer}: {len({item.path for item in layer_functions})} files, {len(layer_functions)} functions"
+        for layer, layer_functions in layers
     )
 
 
@@ -218,10 +218,10 @@ BENCHES: dict[str, Bench] = {"flows": run}
 
 
 def main() -> None:
-    parser = choose_names("bench.structure.run", __doc__, BENCHES)
+    parser = build_parser("bench.structure.run", __doc__, BENCHES)
     parser.add_argument("--list", action="store_true", help="print the functions in the order of their first call")
     arguments = parser.parse_args()
-    names = build_parser(parser, arguments, BENCHES)
+    names = choose_benchmarks(parser, arguments, BENCHES)
     run_benches(BENCHES, names, quick=arguments.quick, options=lambda _: {"lists": arguments.list})
 
 

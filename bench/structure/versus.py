@@ -38,7 +38,7 @@ PARALLEL = (1, 4, 16)
 """The numbers of clients; each client has its own table."""
 SECONDS = 1.0
 PLANNED_FILES = 10_000
-_slices: Iterator[int] = itertools.count()
+_slice_numbers: Iterator[int] = itertools.count()
 
 
 def main() -> None:
@@ -53,12 +53,16 @@ def main() -> None:
 
 
 async def print_ratios(folder: Path, checkout: Path, names: Sequence[str], rounds: int) -> None:
-    """Print the ratios of all cases whose name contains one of `names`."""
-    grid = Grid("case", "CPU, median", "CPU, minimum", "rate, median", "ms of CPU, here and there")
+    """Print the ratios of this checkout to another checkout for all cases whose name contains one of `names`.
+
+    Each case runs once as a warm-up, and then in `rounds` rounds, in which the servers of both checkouts get the same
+    load one after another.
+    """
+    grid = Grid("case", "CPU, median", "CPU, minimum", "rate, median", "ms of CPU, current and base")
     table = tables.generate_table(PLANNED_FILES)
     with ExitStack() as stack:
-        current_server = stack.enter_context(_run_server("here", folder, Path.cwd()))
-        base_server = stack.enter_context(_run_server("there", folder, checkout))
+        current_server = stack.enter_context(_run_server("current", folder, Path.cwd()))
+        base_server = stack.enter_context(_run_server("base", folder, checkout))
         stack.enter_context(pin_to_core(LOAD_CORE))
         pair = (current_server, base_server)
         for target in pair:
@@ -66,16 +70,18 @@ async def print_ratios(folder: Path, checkout: Path, names: Sequence[str], round
             await load_table.register_history(target)
             await register_generated_table(target, table)
         cases = {
-            name: piece for name, piece in _list_cases(table).items() if not names or any(n in name for n in names)
+            name: run_case
+            for name, run_case in _list_cases(table).items()
+            if not names or any(n in name for n in names)
         }
-        for piece in cases.values():
+        for run_case in cases.values():
             for target in pair:
-                await piece(target)
-        for name, piece in cases.items():
+                await run_case(target)
+        for name, run_case in cases.items():
             samples: dict[BenchTarget, list[Sample]] = {target: [] for target in pair}
             for number in range(rounds):
                 for target in pair if number % 2 else pair[::-1]:
-                    samples[target].append(await piece(target))
+                    samples[target].append(await run_case(target))
             failures = [text for sample in itertools.chain(*samples.values()) for text in sample.failures]
             if failures:
                 raise RuntimeError(f"{name}: {failures[0]}")
@@ -124,7 +130,7 @@ def _list_cases(table: tables.GeneratedTable) -> dict[str, Slice]:
     kinds = {"property": set_property_of_each, "append": append_each, "append of manifests": _append_manifests}
     cases: dict[str, Slice] = {
         f"{kind}, {count} {'table, 1 client' if count == 1 else f'tables, {count} clients'}": partial(
-            _drive_commits, kind=make, tables=count
+            _drive_commits, make_worker=make, tables=count
         )
         for kind, make in (*kinds.items(), ("change", change_each))
         for count in PARALLEL
@@ -138,7 +144,7 @@ def _list_cases(table: tables.GeneratedTable) -> dict[str, Slice]:
     cases["plan, the same filter"] = partial(
         _drive_worker, worker=lambda: repeat_request(request_plan(table, build_small_filter(table)))
     )
-    cases["plan, a new filter"] = partial(_drive_worker, worker=lambda: _send_each(filters))
+    cases["plan, a new filter"] = partial(_drive_worker, worker=lambda: _yield_shared_requests(filters))
     return cases
 
 
@@ -146,19 +152,25 @@ async def _drive_worker(target: BenchTarget, worker: Callable[[], Worker]) -> Sa
     return await drive_workers(target, [worker()], seconds=SECONDS)
 
 
-def _send_each(requests: Iterator[Request]) -> Worker:
-    """Yield the requests of an iterator that all slices share."""
-    while True:  # `yield from` would close the iterator.
+def _yield_shared_requests(requests: Iterator[Request]) -> Worker:
+    """Yield the requests of an iterator that all workers share, so no request is sent twice."""
+    while True:  # `yield from` would close the iterator when a worker ends.
         yield next(requests)
 
 
-async def _drive_commits(target: BenchTarget, kind: Callable[[list[str]], Worker], tables: int) -> Sample:
-    """Commit to new tables, so that no slice is slowed down by the history of an earlier slice."""
-    number = next(_slices)
+async def _drive_commits(target: BenchTarget, make_worker: Callable[[list[str]], Worker], tables: int) -> Sample:
+    """Commit to new tables for `SECONDS`, with one client for each table.
+
+    A long history slows commits down, so each run creates its own tables.
+
+    Args:
+        make_worker: Returns the requests of a client, given the names of its tables.
+    """
+    number = next(_slice_numbers)
     names = [f"t{number}_{table}" for table in range(tables)]
     for name in names:
         await target.call(bodies.create_table(NAMESPACE, name))
-    return await drive_workers(target, [kind([name]) for name in names], seconds=SECONDS)
+    return await drive_workers(target, [make_worker([name]) for name in names], seconds=SECONDS)
 
 
 def _append_manifests(names: list[str]) -> Worker:

@@ -24,7 +24,7 @@ class TrinoAnswer:
     """The answer to a statement, and what Trino read for it.
 
     Attributes:
-        files: The number of files of the facts that Trino received.
+        files: The number of files of the fact table that Trino received.
         splits: The number of splits of these files that Trino read.
         kilobytes: The kilobytes that Trino read.
         proxy_plan: The proxy's response header, or empty without a proxy.
@@ -39,7 +39,7 @@ class TrinoAnswer:
     proxy_plan: str
 
 
-class Failed(Exception):
+class TrinoStatementFailed(Exception):
     """Trino refused or failed to run a statement. The message comes from Trino."""
 
 
@@ -69,7 +69,7 @@ class TrinoConnection:
         """Return the query's id, its rows, and the proxy's header.
 
         Raises:
-            Failed: Trino refused or failed to run the statement.
+            TrinoStatementFailed: Trino refused or failed to run the statement.
         """
         headers = {"X-Trino-User": "bench", "X-Trino-Catalog": "seamark", "X-Trino-Schema": schema}
         rows: list[tuple[Any, ...]] = []
@@ -81,14 +81,16 @@ class TrinoConnection:
                 break
             page = json.loads(self._pool.request("GET", page["nextUri"], headers=headers).data)
         if "error" in page:
-            raise Failed(f"{page['error']['errorName']}: {page['error']['message'][:500]}")
+            raise TrinoStatementFailed(f"{page['error']['errorName']}: {page['error']['message'][:500]}")
         return page["id"], rows, first.headers.get("X-Seamark-Plan", "")
 
-    def query(self, query_id: str) -> dict[str, Any]:
+    def load_query_report(self, query_id: str) -> dict[str, Any]:
         """Return the coordinator's complete report about a query."""
         path = f"{self._coordinator}/v1/query/{query_id}"
-        document: dict[str, Any] = json.loads(self._pool.request("GET", path, headers={"X-Trino-User": "bench"}).data)
-        return document
+        query_report: dict[str, Any] = json.loads(
+            self._pool.request("GET", path, headers={"X-Trino-User": "bench"}).data
+        )
+        return query_report
 
     def _count_files(self, schema: str, table: str) -> int:
         """Return the number of files of a table or plan table. The time of this request does not count."""
@@ -98,10 +100,12 @@ class TrinoConnection:
         return self._files[schema, table]
 
     def _answer(self, query_id: str, rows: list[tuple[Any, ...]], wall_ms: float, proxy_plan: str) -> TrinoAnswer:
-        query = self.query(query_id)
-        stats = query["queryStats"]
-        # A query that is answered from a cube does not read the facts.
-        facts = next((item for item in query["inputs"] if item["table"].partition("~")[0] == FACT), None)
+        """Return the answer with the statistics that Trino's coordinator reports for the query."""
+        query_report = self.load_query_report(query_id)
+        stats = query_report["queryStats"]
+        # A query that is answered from a cube does not read the fact table. The name of a planned table is the name of
+        # the table, followed by `~plan~` and an id.
+        facts = next((item for item in query_report["inputs"] if item["table"].partition("~")[0] == FACT), None)
         scans = [
             item
             for item in stats["operatorSummaries"]

@@ -103,6 +103,7 @@ def open_lake(
         with _build_server(scratch / "home", folder) as server:
             yield server, data
     finally:
+        # The server stores plans in the warehouse, which all runs share. The next run must not find them.
         for plans in (folder / "warehouse").glob("*/*/_seamark/plans"):
             shutil.rmtree(plans, ignore_errors=True)
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from bench.report import OURS, Report, Row
 from bench.targets import LOAD_CORE, SERVER_CORE, BenchTarget, pin_to_core
 from bench.trino.clients import StatementMeasurement, build_statement, run_statement_to_end
-from bench.trino.points import run_points
-from bench.trino.served import TRINO, run_adapter, run_both_targets
+from bench.trino.points import run_server_with_points
+from bench.trino.served import TRINO, run_both_targets, run_proxy
 from bench.trino.upstream import run_upstream
 from bench.wire import Connection, LoadError
 from tests.services.seamark import Seamark
@@ -38,6 +38,12 @@ CASES = {
     "a condition that all files hold": "SELECT count(*), max(price) FROM points WHERE in_record >= 0",
 }
 RESULT_BYTES, PAGE_BYTES = 1 << 30, 16 << 20
+PROTOCOL_RUNS, QUICK_PROTOCOL_RUNS = 5000, 200
+"""The number of measured statements with the simulated coordinator."""
+QUICK_STATEMENTS_MAX = 1000
+"""A run with fewer statements is a quick run."""
+_PAGE_START_BYTES = 4096
+"""The part of a page that contains the URL of the next page."""
 
 
 async def run(folder: Path, *, quick: bool = False, statements: int = 5000, talked: int = 100_000) -> Report:
@@ -45,7 +51,7 @@ async def run(folder: Path, *, quick: bool = False, statements: int = 5000, talk
     runs, clients, size = (5, 20, PAGE_BYTES * 2) if quick else (RUNS, CLIENTS, RESULT_BYTES)
     if quick:
         statements, talked = 40, 200
-    with run_points(FILES, folder / "seamark") as server:
+    with run_server_with_points(FILES, folder / "seamark") as server:
         with run_both_targets(folder, server) as targets:
             for case, sql in CASES.items():
                 await _compare_with_trino(report, case, sql, targets, runs)
@@ -53,8 +59,9 @@ async def run(folder: Path, *, quick: bool = False, statements: int = 5000, talk
             await _measure_repeats(report, "Trino", targets[1], statements, clients=8)
         await _measure_protocol(report, folder, server, talked, size)
     report.notes.append(
-        f"{runs} runs of each statement in turns, after {WARM_REQUESTS}, over a table of {FILES} files; coordinator,"
-        " worker, adapter, Seamark and the client share the machine's cores. CPU is the adapter's process' own."
+        f"{runs} alternating runs of each statement, after {WARM_REQUESTS} as a warm-up, over a table of "
+        f"{FILES} files. Coordinator, worker, proxy, Seamark and the client share the machine's cores. CPU is that of "
+        "the proxy's process."
     )
     return report
 
@@ -63,7 +70,11 @@ async def run(folder: Path, *, quick: bool = False, statements: int = 5000, talk
 
 
 async def _compare_with_trino(report: Report, case: str, sql: str, targets: Sequence[BenchTarget], runs: int) -> None:
-    """Measure a statement with and without the adapter, in alternating order."""
+    """Measure a statement in Trino alone and through the proxy, in alternating order.
+
+    The rounds with a negative number are a warm-up. The CPU time is that of the proxy, also while Trino alone is
+    measured, when the proxy is idle.
+    """
     seamark_target = targets[-1]
     connections = {target.name: await Connection.open(target.port) for target in targets}
     results: dict[str, list[StatementMeasurement]] = {target.name: [] for target in targets}
@@ -82,11 +93,13 @@ async def _compare_with_trino(report: Report, case: str, sql: str, targets: Sequ
         goal = max(GOAL_SHARE * values[TRINO], values[TRINO] + GOAL_MS) if share == 0.5 else None
         report.rows.append(Row(case, f"p{share * 100:g}", "ms", values, peer=TRINO, goal=goal))
     pairs = zip(results[OURS], results[TRINO], strict=True)
-    report.rows.append(Row(case, "more, median", "ms", {OURS: statistics.median(a.ms - b.ms for a, b in pairs)}))
+    report.rows.append(
+        Row(case, "additional time, median", "ms", {OURS: statistics.median(a.ms - b.ms for a, b in pairs)})
+    )
     requests = {name: statistics.mean(item.requests for item in result) for name, result in results.items()}
     report.rows.append(Row(case, "requests", "", requests, peer=TRINO))
     report.rows.append(Row(case, "adapter's CPU", "ms", {OURS: 1000 * cpu_s / runs}, peer=TRINO))
-    report.notes.append(f"{case}: {results[OURS][-1].plan.partition('; ms=')[0]}.")
+    report.notes.append(f"{case}: {results[OURS][-1].plan_outcome.partition('; ms=')[0]}.")
 
 
 def _compute_quantile(values: list[float], share: float) -> float:
@@ -136,9 +149,13 @@ async def _run_together(target: BenchTarget, clients: int, sqls: Sequence[str]) 
 
 
 async def _measure_repeats(
-    report: Report, background: str, seamark_target: BenchTarget, statements: int, clients: int
+    report: Report, upstream: str, seamark_target: BenchTarget, statements: int, clients: int
 ) -> float:
-    """Measure the proxy's memory over many statements, and return the statements per second."""
+    """Run many statements through the proxy, report its memory, and return the statements per second.
+
+    Args:
+        upstream: The coordinator to which the proxy passes the statements, for the report.
+    """
     remaining_statements, resident = iter(range(statements)), []
     step = max(1, statements // 10)
 
@@ -154,7 +171,7 @@ async def _measure_repeats(
     started_s = asyncio.get_running_loop().time()
     await asyncio.gather(*(client() for _ in range(clients)))
     took_s = asyncio.get_running_loop().time() - started_s
-    case = f"{statements:,} statements, {background} behind"
+    case = f"{statements:,} statements, proxy in front of {upstream}"
     half_mb = resident[len(resident) // 2]
     report.rows.append(Row(case, "memory after a tenth", "MB", {OURS: resident[1]}))
     report.rows.append(Row(case, "memory after half", "MB", {OURS: half_mb}))
@@ -168,20 +185,27 @@ async def _measure_repeats(
 
 
 async def _measure_protocol(report: Report, folder: Path, server: Seamark, statements: int, size: int) -> None:
-    """Measure the proxy on one core, while all other processes use the other core."""
+    """Measure the proxy in front of a simulated coordinator, which only answers.
+
+    The proxy has one core, and all other processes use the other core.
+    """
     with ExitStack() as stack:
         with pin_to_core(LOAD_CORE):
-            talker = stack.enter_context(run_upstream(folder))
+            simulated_target = stack.enter_context(run_upstream(folder))
         with pin_to_core(SERVER_CORE):
             # The simulated coordinator has no access rules.
-            adapter_url = stack.enter_context(run_adapter(folder, talker, server.base_url, "--no-rules"))
+            proxied_target = stack.enter_context(run_proxy(folder, simulated_target, server.base_url, "--no-rules"))
         stack.enter_context(pin_to_core(LOAD_CORE))
-        await _report_per_request(report, (talker, adapter_url), runs=200 if statements < 1000 else 5000)
+        await _report_per_request(
+            report,
+            (simulated_target, proxied_target),
+            runs=QUICK_PROTOCOL_RUNS if statements < QUICK_STATEMENTS_MAX else PROTOCOL_RUNS,
+        )
         for pages in (size // PAGE_BYTES, 1):
-            await _measure_pages(report, (talker, adapter_url), pages, size // pages)
-        rate = await _measure_repeats(report, "a talker", adapter_url, statements, clients=8)
+            await _measure_pages(report, (simulated_target, proxied_target), pages, size // pages)
+        rate = await _measure_repeats(report, "a simulated coordinator", proxied_target, statements, clients=8)
     report.notes.append(
-        f"A talker behind: eight clients ran {rate:,.0f} statements a second, a tenth with a condition."
+        f"With a simulated coordinator, eight clients ran {rate:,.0f} statements per second, a tenth with a condition."
     )
 
 
@@ -226,14 +250,13 @@ async def _drain_statement(target: BenchTarget, sql: str) -> tuple[float, int]:
     while raw:
         writer.write(raw)
         head = (await reader.readuntil(b"\r\n\r\n")).lower()
-        first, last = b"", b""
+        page_start = b""
         async for chunk in _read_chunks(reader, head):
-            first = first or chunk[:4096]
-            last = (last + chunk)[-8:]
+            page_start = page_start or chunk[:_PAGE_START_BYTES]
             size += len(chunk)
-        offset = first.find(b"/v1/statement/executing/")
+        offset = page_start.find(b"/v1/statement/executing/")
         raw = (
-            b"GET %s HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" % first[offset : first.index(b'"', offset)]
+            b"GET %s HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" % page_start[offset : page_start.index(b'"', offset)]
             if offset >= 0
             else b""
         )

@@ -23,11 +23,11 @@ from bench.trino.points import (
     ALONE,
     INDEX_KIND_BY_COLUMN,
     NAMESPACE,
-    ORDERED_NAMESPACE,
+    ORDERED_COLUMN,
     ROWS,
     TABLE,
     compute_key,
-    run_points,
+    run_server_with_points,
 )
 from bench.trino.served import TRINO, run_both_targets
 from bench.wire import Connection, LoadError, build_request
@@ -37,14 +37,14 @@ WARM_QUERIES = 3
 GOAL, PLAN_GOAL_MS = 20, 10.0
 COLUMNS = {
     **{column: f"by {kind} index" for column, kind in INDEX_KIND_BY_COLUMN.items()},
-    ORDERED_NAMESPACE: "by min and max, in order",
+    ORDERED_COLUMN: "by min and max, in order",
 }
 
 
 async def run(folder: Path, *, quick: bool = False) -> Report:
     files, keys, plans = (40, 2, 3) if quick else (FILES, KEYS, PLANS)
     report = Report("trino_point", f"How long does one row of {files:,} files take?", peer="Trino alone")
-    with run_points(files, folder / "seamark") as server:
+    with run_server_with_points(files, folder / "seamark") as server:
         target = BenchTarget(OURS, server.base_url, (server.pid,), folder)
         with run_both_targets(folder, server) as targets:
             for column, case in COLUMNS.items():
@@ -69,7 +69,7 @@ async def _measure_lookup(
         np.random.default_rng([len(case), files]).choice(files * ROWS, WARM_QUERIES + keys, replace=False).tolist()
     )
     for round_number, number in enumerate(numbers):
-        sql = f"SELECT {ORDERED_NAMESPACE}, note FROM {TABLE} WHERE {column} = {compute_key(column, number, files)}"
+        sql = f"SELECT {ORDERED_COLUMN}, note FROM {TABLE} WHERE {column} = {compute_key(column, number, files)}"
         for target in targets if round_number % 2 else reversed(targets):
             measurement = await run_statement_to_end(connections[target.name], build_statement(sql))
             rows = json.loads(measurement.last_page)["data"] if measurement.last_page else []
@@ -80,9 +80,9 @@ async def _measure_lookup(
     for connection in connections.values():
         connection.close()
     values = {name: statistics.median(item.ms for item in result) for name, result in results.items()}
-    goal = values[TRINO] / GOAL if column != ORDERED_NAMESPACE else None
+    goal = values[TRINO] / GOAL if column != ORDERED_COLUMN else None
     report.rows.append(Row(case, "a statement", "ms", values, peer=TRINO, goal=goal))
-    plans = [result.plan for result in results[OURS] if not result.plan.startswith("rewritten")]
+    plans = [result.plan_outcome for result in results[OURS] if not result.plan_outcome.startswith("rewritten")]
     if plans:
         report.notes.append(f"{case}: {len(plans)} of {keys} were not rewritten, such as: {plans[0]}")
 
@@ -90,7 +90,7 @@ async def _measure_lookup(
 async def _measure_without_proxy(trino: BenchTarget, keys: int) -> float:
     connection = await Connection.open(trino.port)
     sqls = [
-        f"SELECT {ORDERED_NAMESPACE}, note FROM {ALONE} WHERE {ORDERED_NAMESPACE} = {number}"
+        f"SELECT {ORDERED_COLUMN}, note FROM {ALONE} WHERE {ORDERED_COLUMN} = {number}"
         for number in range(WARM_QUERIES + keys)
     ]
     results = [await run_statement_to_end(connection, build_statement(sql)) for sql in sqls]
@@ -99,6 +99,7 @@ async def _measure_without_proxy(trino: BenchTarget, keys: int) -> float:
 
 
 async def _measure_plan(report: Report, case: str, column: str, files: int, target: BenchTarget, plans: int) -> None:
+    """Measure how long the server takes for a plan table of a new key, and for the same plan table again."""
     connection = await Connection.open(target.port)
     path = f"/api/v1/tables/{NAMESPACE}/{TABLE}/plan-tables"
     # No statement uses these keys: they are every second number, counted from the end.
@@ -106,7 +107,7 @@ async def _measure_plan(report: Report, case: str, column: str, files: int, targ
         {"predicate": f"{column} = {compute_key(column, files * ROWS - 1 - 2 * number, files)}"}
         for number in range(plans)
     ]
-    for measure, goal in (("a plan table, new", PLAN_GOAL_MS), ("the same again", None)):
+    for measure, goal in (("a plan table, new", PLAN_GOAL_MS), ("the same plan table again", None)):
         before_s = target.read_cpu_s()
         durations = [await _measure_ms(connection, path, body) for body in queries]
         cpu_ms = 1000 * (target.read_cpu_s() - before_s) / plans

@@ -36,28 +36,32 @@ ROWS = 100
 """The number of rows in each file."""
 FILES_PER_COMMIT = 1000
 INDEX_KIND_BY_COLUMN = {"in_record": "record", "in_bloom": "bloom", "in_bitmap": "bitmap"}
-ORDERED_NAMESPACE = "in_order"
+ORDERED_COLUMN = "in_order"
 FPP = 1e-6
 """The false positive rate, so low that none of 10,000 files is a false positive."""
 _FIELDS = {
-    **dict.fromkeys((*INDEX_KIND_BY_COLUMN, ORDERED_NAMESPACE), "long"),
+    **dict.fromkeys((*INDEX_KIND_BY_COLUMN, ORDERED_COLUMN), "long"),
     "city": "string",
     "price": "double",
     "note": "string",
 }
 _ARROW = {"long": pa.int64(), "string": pa.string(), "double": pa.float64()}
-_STEPS = dict(zip(INDEX_KIND_BY_COLUMN, (7_368_787, 5_915_587, 8_460_769), strict=True))
+_PRIME_BY_COLUMN = dict(zip(INDEX_KIND_BY_COLUMN, (7_368_787, 5_915_587, 8_460_769), strict=True))
 """Primes. Their multiples, modulo the number of rows, take each value exactly once."""
 
 
 def compute_key(column: str, number: int, files: int) -> int:
-    """Return the value of a column in row `number`. The values of all rows are different."""
-    return number if column == ORDERED_NAMESPACE else number * _STEPS[column] % (files * ROWS)
+    """Return the value of a column in row `number`. The values of all rows are different.
+
+    Multiples of a prime that does not divide the number of rows, modulo that number, are a permutation of the row
+    numbers.
+    """
+    return number if column == ORDERED_COLUMN else number * _PRIME_BY_COLUMN[column] % (files * ROWS)
 
 
 def build_rows(file: int, files: int) -> pa.RecordBatch:
     numbers = np.arange(file * ROWS, (file + 1) * ROWS)
-    columns = {column: pa.array(numbers * step % (files * ROWS)) for column, step in _STEPS.items()}
+    columns = {column: pa.array(numbers * step % (files * ROWS)) for column, step in _PRIME_BY_COLUMN.items()}
     other_points = [
         [f"CITY OF {number % 250:03d}" for number in numbers],
         numbers / 100,
@@ -70,8 +74,8 @@ def build_rows(file: int, files: int) -> pa.RecordBatch:
 
 
 @contextmanager
-def run_points(files: int, home: Path) -> Iterator[Seamark]:
-    """Run a server over the table."""
+def run_server_with_points(files: int, home: Path) -> Iterator[Seamark]:
+    """Run a server, fill the table of points with `files` data files, and yield the server."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(prefix="seamark-bench-", dir=memory if memory.is_dir() else None) as folder:
         env = {"SEAMARK_LOG_LEVEL": "warning"}

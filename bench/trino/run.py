@@ -11,14 +11,14 @@ need Trino (`make trino`) and a JDK 25.
 
 from __future__ import annotations
 
-from bench.run import Bench, build_parser, choose_names, run_benches
+from bench.run import Bench, build_parser, choose_benchmarks, run_benches
 from bench.trino import overhead, point, ssb
 
 BENCHES: dict[str, Bench] = {"overhead": overhead.run, "point": point.run, "ssb": ssb.run, "ssb_large": ssb.run_large}
 
 
 def main() -> None:
-    parser = choose_names("bench.trino.run", __doc__, BENCHES)
+    parser = build_parser("bench.trino.run", __doc__, BENCHES)
     parser.add_argument("--statements", type=int, help="statements that `overhead` sends to Trino; default: 5,000")
     parser.add_argument(
         "--talked", type=int, help="statements that `overhead` sends to the simulated coordinator; default: 100,000"
@@ -38,7 +38,7 @@ def main() -> None:
     }
     run_benches(
         BENCHES,
-        build_parser(parser, arguments, BENCHES),
+        choose_benchmarks(parser, arguments, BENCHES),
         quick=arguments.quick,
         options=lambda name: options.get(name, {}),
     )

@@ -18,7 +18,7 @@ _QUEUE = {"query.max-concurrent-queries": "16", "query.max-queued-queries": "500
 
 
 @contextmanager
-def run_adapter(folder: Path, target: BenchTarget, seamark: str, *flags: str) -> Iterator[BenchTarget]:
+def run_proxy(folder: Path, target: BenchTarget, seamark: str, *flags: str) -> Iterator[BenchTarget]:
     """Run `seamark trino-proxy` in front of `target`, with its default log file."""
     with run_trino_proxy(
         folder / f"proxy-of-{target.name}", "--trino", target.base_url, *flags, seamark=seamark
@@ -28,8 +28,8 @@ def run_adapter(folder: Path, target: BenchTarget, seamark: str, *flags: str) ->
 
 @contextmanager
 def run_both_targets(folder: Path, server: Seamark) -> Iterator[tuple[BenchTarget, BenchTarget]]:
-    """Run Trino and the Trino proxy, and yield Trino alone and Trino through the proxy as targets."""
+    """Run Trino and the Trino proxy, and yield two targets: Trino alone, and Trino through the proxy."""
     with trino_server(folder / "trino", uri=server.base_url, jvm=(), properties=_QUEUE) as trino:
         direct_target = BenchTarget(TRINO, trino.base_url, (trino.process.pid,), folder)
-        with run_adapter(folder, direct_target, server.base_url) as adapter_url:
-            yield direct_target, adapter_url
+        with run_proxy(folder, direct_target, server.base_url) as proxied_target:
+            yield direct_target, proxied_target

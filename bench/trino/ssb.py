@@ -63,16 +63,16 @@ class LayoutMeasurement:
         return max(1, self.files) / max(1, self.bound)
 
     @property
-    def fewer(self) -> float:
-        """How many times fewer files Trino opens with the proxy than without it.
+    def file_reduction(self) -> float:
+        """The splits that Trino reads without the proxy, divided by the splits that it reads with the proxy.
 
-        Without the proxy, Trino also leaves out some files while joins run.
+        The splits show how many files Trino opens. Without the proxy, Trino also leaves out some files while joins run.
         """
         return max(1.0, self.compute_median(DIRECT, "splits")) / max(1.0, self.compute_median(OURS, "splits"))
 
     @property
-    def less_read(self) -> float:
-        """How many times fewer bytes Trino reads with the proxy."""
+    def byte_reduction(self) -> float:
+        """The bytes that Trino reads without the proxy, divided by the bytes that it reads with the proxy."""
         return max(1.0, self.compute_median(DIRECT, "kilobytes")) / max(1.0, self.compute_median(OURS, "kilobytes"))
 
     @property
@@ -100,8 +100,8 @@ async def run_large(folder: Path, *, quick: bool = False, rounds: int = 5) -> Re
     layouts = [item for item in LAYOUTS if item.name == CLUSTERED_LAYOUT]
     report = _run_queries("trino_ssb_large", folder, layouts, scale, files, rounds, "--budget-ms", f"{LARGE_BUDGET_MS}")
     report.notes.append(
-        f"The proxy may take {LARGE_BUDGET_MS} ms for the plans of a statement, not 250: on 30 M rows a question of "
-        "joins takes more than that when it is asked for the first time."
+        f"The proxy may take {LARGE_BUDGET_MS} ms for the plans of a statement, not 250. With 30 M rows, the first "
+        "plan of a query with joins takes longer than 250 ms."
     )
     return report
 
@@ -120,7 +120,9 @@ def _run_queries(
             name: stack.enter_context(closing(TrinoConnection(url, trino.base_url)))
             for name, url in ((DIRECT, trino.base_url), (OURS, proxy.url))
         }
-        bounds = {layout.name: compute_bounds(client, layout, data) for layout in layouts if layout.base_layout is None}
+        bounds = {
+            layout.name: count_needed_files(client, layout, data) for layout in layouts if layout.base_layout is None
+        }
         cases = []
         for layout in (layout for layout in layouts if layout.base_layout is None):
             similar_layouts = [item for item in layouts if layout.name in (item.name, item.base_layout)]
@@ -130,38 +132,45 @@ def _run_queries(
                         total, bound = bounds[layout.name][0], bounds[layout.name][1][query]
                         cases += [LayoutMeasurement(item, query, total, bound) for item in similar_layouts]
                     query_cases = [case for case in cases if case.query == query and case.layout in similar_layouts]
-                    _run_in_turns(query_cases, sql, clients, oracle, backwards=number % 2 == 1, is_counted=number >= 0)
+                    _run_alternately(
+                        query_cases, sql, clients, oracle, is_reversed=number % 2 == 1, is_counted=number >= 0
+                    )
             doubtful = [case for case in cases if case.layout in similar_layouts and case.slower_ms > 0]
             for number in range(0 if rounds == 1 else DOUBTFUL_ROUNDS):
                 for query in dict.fromkeys(item.query for item in doubtful):
                     query_cases = [item for item in doubtful if item.query == query]
-                    _run_in_turns(
-                        query_cases, QUERIES[query], clients, oracle, backwards=number % 2 == 1, is_counted=True
+                    _run_alternately(
+                        query_cases, QUERIES[query], clients, oracle, is_reversed=number % 2 == 1, is_counted=True
                     )
     return _build_report(bench, layouts, cases, scale, rounds)
 
 
-def compute_bounds(client: SeamarkClient, layout: FactLayout, data: Path) -> tuple[int, dict[str, int]]:
-    """Return the number of all files of the facts, and the number of files with a needed row for each query."""
+def count_needed_files(client: SeamarkClient, layout: FactLayout, data: Path) -> tuple[int, dict[str, int]]:
+    """Return the number of all files of the fact table, and by query the number of files with a needed row."""
     paths = list_data_paths(client, (layout.name, FACT))
     return len(paths), count_files_with_rows(paths, data)
 
 
-def _run_in_turns(
+def _run_alternately(
     cases: Sequence[LayoutMeasurement],
     sql: str,
     clients: Mapping[str, TrinoConnection],
     oracle: Oracle,
     *,
-    backwards: bool,
+    is_reversed: bool,
     is_counted: bool,
 ) -> None:
-    """Run a query for all cases:
+    """Run a query once without the proxy, and once through the proxy for each case.
 
-    once without the proxy, because all cases have the same files, and once for each with it.
+    The cases have the same files and differ only in their indexes, which Trino alone does not use. Therefore one answer
+    without the proxy counts for all cases.
+
+    Args:
+        is_reversed: Whether to run in reverse order. The order alternates, so that neither side always runs first.
+        is_counted: Whether to record the answers. Those of warm-up rounds are not recorded.
     """
     order = [(DIRECT, cases[0]), *((OURS, case) for case in cases)]
-    for client_name, case in reversed(order) if backwards else order:
+    for client_name, case in reversed(order) if is_reversed else order:
         answer = clients[client_name].ask(sql, case.layout.name)
         if difference := oracle.describe_difference(sql, answer.rows):
             raise AnswersDiffer(f"{case.query} on {case.layout.label}, {client_name}: {difference}")
@@ -207,26 +216,31 @@ def _summarize(layout: FactLayout, cases: Sequence[LayoutMeasurement]) -> list[R
     wall_goal = WALL_BETTER_MIN if layout.name == CLUSTERED_LAYOUT else None
     return [
         Row(layout.label, "files over the bound, worst", "×", {OURS: worst.over_bound}, goal=bound_goal),
-        Row(layout.label, "files over the bound, mean", "×", {OURS: compute_mean([case.over_bound for case in cases])}),
+        Row(
+            layout.label,
+            "files over the bound, mean",
+            "×",
+            {OURS: compute_geometric_mean([case.over_bound for case in cases])},
+        ),
         Row(
             layout.label,
             "fewer files, mean",
             "×",
-            {OURS: compute_mean([case.fewer for case in cases])},
+            {OURS: compute_geometric_mean([case.file_reduction for case in cases])},
             lower_is_better=False,
         ),
         Row(
             layout.label,
             "less read, mean",
             "×",
-            {OURS: compute_mean([case.less_read for case in cases])},
+            {OURS: compute_geometric_mean([case.byte_reduction for case in cases])},
             lower_is_better=False,
         ),
         Row(
             layout.label,
             "faster, mean",
             "×",
-            {OURS: compute_mean([case.faster for case in cases])},
+            {OURS: compute_geometric_mean([case.faster for case in cases])},
             lower_is_better=False,
             goal=wall_goal,
         ),
@@ -234,7 +248,7 @@ def _summarize(layout: FactLayout, cases: Sequence[LayoutMeasurement]) -> list[R
     ]
 
 
-def compute_mean(ratios: Sequence[float]) -> float:
+def compute_geometric_mean(ratios: Sequence[float]) -> float:
     """Return the geometric mean."""
     return exp(statistics.fmean(log(ratio) for ratio in ratios))
 
@@ -262,14 +276,14 @@ def _list_rows(case: LayoutMeasurement) -> list[Row]:
 
 def _list_unchanged_queries(cases: Sequence[LayoutMeasurement]) -> list[str]:
     """Return the queries that Trino received unchanged, each with the reason that the proxy gave."""
-    document: dict[tuple[str, str], list[str]] = {}
+    queries_by_reason: dict[tuple[str, str], list[str]] = {}
     for case in cases:
         reason = next(
             (item.proxy_plan for item in case.answers[OURS] if not item.proxy_plan.startswith("rewritten")), None
         )
         if reason is not None:
-            document.setdefault((case.layout.label, reason), []).append(case.query)
+            queries_by_reason.setdefault((case.layout.label, reason), []).append(case.query)
     return [
-        f"As it came, {layout}: {', '.join(query_names)} ({reason})"
-        for (layout, reason), query_names in document.items()
+        f"Sent unchanged, {layout}: {', '.join(query_names)} ({reason})"
+        for (layout, reason), query_names in queries_by_reason.items()
     ]

@@ -36,12 +36,14 @@ def measure_ageing(
     rounds: int,
 ) -> None:
     name = f"aged_{layout}"
-    table = lake.table(open_base(rows, layout, bases=bases), name, mode=MERGE_ON_READ, is_indexed=strategy is None)
+    table = lake.clone_table(
+        open_base(rows, layout, bases=bases), name, mode=MERGE_ON_READ, is_indexed=strategy is None
+    )
     writer, drawn_batches = PythonWriter("aged", table, strategy=strategy), Batches(rows, lake.folder)
     read_s = {"before": _measure_read_s(lake.spark, name, rounds)}
     durations = []
     for _ in range(batches):
-        batch = drawn_batches.draw_batch()
+        batch = drawn_batches.write_next_batch()
         started_s = time.perf_counter()
         writer.upsert(batch)
         durations.append(time.perf_counter() - started_s)

@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from bench.report import OURS, AnswersDiffer, Report, Row
 from bench.writing.session import CATALOG, open_lake
-from bench.writing.tables import BASES, BUCKETED, BUCKETS, FLAT, KEY, NAMESPACE, compute_keys, open_base
+from bench.writing.tables import BASES, BUCKETED, BUCKETS, FLAT, KEY, NAMESPACE, make_uuid_texts, open_base
 from bench.writing.writers import MERGE_ON_READ, configure_session
 
 ROWS, QUICK_ROWS = 10_000_000, 20_000
@@ -41,7 +41,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     with open_lake(folder, bases) as new_lake, configure_session(new_lake.spark, NO_BROADCAST):
         spark = new_lake.spark
         for name, layout in (("left", BUCKETED), ("right", BUCKETED), ("flat", FLAT)):
-            new_lake.table(open_base(rows, layout, bases=bases), name, mode=MERGE_ON_READ, is_indexed=False)
+            new_lake.clone_table(open_base(rows, layout, bases=bases), name, mode=MERGE_ON_READ, is_indexed=False)
         left_table, right_table, flat_table = (f"{CATALOG}.{NAMESPACE}.{name}" for name in ("left", "right", "flat"))
         _measure_equalities(report, spark, rows, {OURS: left_table, UNBUCKETED: flat_table}, equals)
         for case, query in (
@@ -61,7 +61,7 @@ def _measure_equalities(report: Report, spark: SparkSession, rows: int, tables: 
     numbers = np.random.default_rng(5).choice(rows, count + 1, replace=False)
     durations: dict[str, list[float]] = {name: [] for name in tables}
     files: dict[str, list[int]] = {name: [] for name in tables}
-    for round_number, key in enumerate(compute_keys(numbers).to_pylist()):
+    for round_number, key in enumerate(make_uuid_texts(numbers).to_pylist()):
         results = set()
         for name, table in tables.items():
             frame = spark.sql(f"SELECT customer, city FROM {table} WHERE {KEY} = '{key}'")
@@ -107,7 +107,10 @@ def _measure_s(frame: DataFrame) -> tuple[float, Sequence[Any]]:
 
 
 def _count_exchanges(frame: DataFrame) -> int:
-    """Return the number of exchanges of rows by key or bucket, without the exchange of a global aggregate."""
+    """Return the number of exchanges of rows by key or bucket, without the exchange of a global aggregate.
+
+    With adaptive execution, the text of the plan has the final plan and then the initial plan, which is ignored.
+    """
     final_plan = frame._jdf.queryExecution().executedPlan().toString().split("== Initial Plan ==")[0]
     return len(re.findall(r"\bExchange (?!SinglePartition)", final_plan))
 

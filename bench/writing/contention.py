@@ -30,7 +30,7 @@ from pyiceberg.exceptions import CommitFailedException
 
 from bench.report import OURS, AnswersDiffer, Report, Row
 from bench.writing.session import run_bench_server
-from bench.writing.tables import COLUMNS, KEY, NAMESPACE, build_rows, compute_keys, create_bench_table
+from bench.writing.tables import COLUMNS, KEY, NAMESPACE, build_rows, create_bench_table, make_uuid_texts
 from bench.writing.writers import INDEX, MERGE_ON_READ, MODES
 from seamark.connector.arrow.partitions import apply_transform
 from seamark.connector.client.client import SeamarkClient
@@ -69,11 +69,11 @@ class ContentionOutcome:
     """The commits of one process.
 
     Attributes:
-        began, ended: Times in seconds, of a clock that all processes share.
+        began_s, end_s: Times in seconds, of a clock that all processes share.
         attempts: The number of attempts of Seamark's upserts.
     """
 
-    began: float
+    began_s: float
     end_s: float
     commits: int
     """The number of commits after the first commit, which is not counted."""
@@ -101,7 +101,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             outcomes = _run_at_once(pool, manager, jobs)
             commit_count = sum(item.commits for item in outcomes)
             _check_rows(client, name, stored_rows + (0 if kind == UPSERTS else sum(item.rows for item in outcomes)))
-            rates[kind] = commit_count / (max(item.end_s for item in outcomes) - min(item.began for item in outcomes))
+            rates[kind] = commit_count / (max(item.end_s for item in outcomes) - min(item.began_s for item in outcomes))
             failed_counts[kind] = 100 * sum(item.failures for item in outcomes) / (writers * times)
             if kind == UPSERTS:
                 attempts = sum(item.attempts for item in outcomes) / max(1, commit_count)
@@ -150,7 +150,7 @@ def _prepare(client: IndexClient, kind: str, name: str, writers: int, times: int
     client.put_index((NAMESPACE, name), INDEX, kind="record", columns=[KEY])
     with closing(InProcessWorkers()) as workers:
         build(client, (NAMESPACE, name), INDEX, workers)
-    buckets = apply_transform(f"bucket[{BUCKETS}]", COLUMNS[KEY], compute_keys(stored_keys))
+    buckets = apply_transform(f"bucket[{BUCKETS}]", COLUMNS[KEY], make_uuid_texts(stored_keys))
     bucket = np.array(buckets.values)[buckets.codes]
     batches = []
     for writer in range(writers):
@@ -169,12 +169,17 @@ def _run_at_once(pool: ProcessPoolExecutor, manager: SyncManager, jobs: Sequence
 
 
 def _run_job(barrier: Barrier, job: Job) -> ContentionOutcome:
+    """Commit the batches of a job in this process, and return the measurements.
+
+    The first commit loads the table and opens connections. It is not measured: the measurement begins when all
+    processes have made their first commit.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyIceberg leaves sockets to the garbage collector.
         logging.getLogger("pyiceberg").setLevel(logging.ERROR)  # PyIceberg logs each retry.
-        write = _build_stock_writer(job) if job.kind in (REBASED, RETRYING) else _build_our_writer(job)
+        write = _build_pyiceberg_writer(job) if job.kind in (REBASED, RETRYING) else _build_seamark_writer(job)
         first, *other_writes = (partial(write, batch) for batch in job.batches)
-        rows = ROWS * (_try_commit(first) > 0)
+        rows = ROWS if _try_commit(first) else 0
         barrier.wait(300)
         began_s = time.monotonic()
         tries = [_try_commit(item) for item in other_writes]
@@ -191,7 +196,7 @@ def _try_commit(commit: Callable[[], int]) -> int:
         return 0
 
 
-def _build_our_writer(job: Job) -> Callable[[pa.Table], int]:
+def _build_seamark_writer(job: Job) -> Callable[[pa.Table], int]:
     client, table_name = SeamarkClient(job.url), (NAMESPACE, job.table)
 
     def upsert_batch(rows: pa.Table) -> int:
@@ -204,7 +209,8 @@ def _build_our_writer(job: Job) -> Callable[[pa.Table], int]:
     return upsert_batch if job.kind == UPSERTS else append_batch
 
 
-def _build_stock_writer(job: Job) -> Callable[[pa.Table], int]:
+def _build_pyiceberg_writer(job: Job) -> Callable[[pa.Table], int]:
+    """Return a function that appends rows with PyIceberg, and returns 1, because PyIceberg does not report retries."""
     table = RestCatalog("bench", uri=job.url).load_table((NAMESPACE, job.table))
 
     def append_batch(rows: pa.Table) -> int:

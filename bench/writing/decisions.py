@@ -15,7 +15,7 @@ from pathlib import Path
 from bench.report import OURS, Report, Row
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.catalog.pointers import make_entry
-from seamark.metaserver.services.budgets import apply_budget, compute_budget_wait_s
+from seamark.metaserver.services.budgets import apply_window_and_priority, compute_window_wait_s
 from seamark.metaserver.services.job_queue import JobQueue
 from seamark.metaserver.services.proposer import NEVER, JobProposer
 from seamark.metaserver.services.proposers import (
@@ -138,8 +138,8 @@ class _ScheduledTables:
             recheck_after_s = min(recheck_after_s, service.recheck_after_s(metadata))
             job = service.propose(entry, metadata)
             if job is not None:
-                job = apply_budget(job, metadata.properties)
-                self._queue.put(job, delay_s=compute_budget_wait_s(job.window, self._clock.now_ms()))
+                job = apply_window_and_priority(job, metadata.properties)
+                self._queue.put(job, delay_s=compute_window_wait_s(job.window, self._clock.now_ms()))
         return recheck_after_s
 
 

@@ -1,4 +1,4 @@
-"""Does a server keep a table in shape by the table's policy alone, while many small commits fill it?
+"""Does a server keep a table fast to read by the table's policy alone, while many small commits fill it?
 
 PyIceberg appends 500 small files to an unpartitioned table. As the table's properties request, the server clusters it
 by two columns, and limits its snapshots, manifests and metadata files. No client starts a job. A second table gets the
@@ -98,13 +98,18 @@ class TableMeasurement:
 
 @dataclass
 class Feed:
-    """All appended rows, with which both tables are compared in the end."""
+    """The rows that are appended to the table with table services and to the table without them.
+
+    In the end the benchmark compares both tables with these rows.
+    """
 
     rng: np.random.Generator
     batches: list[pa.Table] = field(default_factory=list)
 
     def append_batch(self) -> pa.Table:
+        """Draw the next batch, keep it for the comparison, and return it."""
         first = ROWS * len(self.batches)
+        # The square makes rows of customers with small numbers more frequent, so the values are not uniform.
         customers = (CUSTOMERS * self.rng.random(ROWS) ** 2).astype(np.int64)
         items = self.rng.integers(0, ITEMS, ROWS)
         prices = self.rng.integers(1, 1_000_000, ROWS) / 100
@@ -130,10 +135,11 @@ class Feed:
 
 
 async def run(folder: Path, *, quick: bool = False) -> Report:
+    """Append batches to a table with table services and to a table without them, and measure both at intervals."""
     commits, query_interval, plans = (
         (QUICK_COMMITS, QUICK_EVERY, QUICK_PLANS) if quick else (COMMITS, COMMITS_PER_MEASUREMENT, PLANS)
     )
-    report = Report("writing_feed", "Does a server keep a table in shape that is fed by many small commits?")
+    report = Report("writing_feed", "Does a server keep a table fast to read while many small commits fill it?")
     report.peer = "the same table without table services"
     measurements: dict[str, list[TableMeasurement]] = {name: [] for name in TABLES}
     # PyIceberg deletes old metadata files too, and warns of those that the server has deleted.
@@ -224,9 +230,14 @@ def _measure_tables(
     commits: int,
     plans: int,
 ) -> None:
+    """Measure both tables, and compare their rows for one condition with the appended rows.
+
+    Raises:
+        AnswersDiffer: A table returns another number of rows.
+    """
     measurements = {name: _measure_shape(folder, client, table, commits) for name, table in TABLES.items()}
     depths: dict[str, list[int]] = {name: [] for name in TABLES}
-    durations: dict[str, dict[str, list[float]]] = {name: {"point": [], "range": []} for name in TABLES}
+    opened_percents: dict[str, dict[str, list[float]]] = {name: {"point": [], "range": []} for name in TABLES}
     for round_number in range(plans):
         for kind, condition in feed.build_conditions().items():
             # The order alternates, so that the plan of no table always comes first.
@@ -236,7 +247,7 @@ def _measure_tables(
                 if kind == "row":
                     depths[name].append(len(tasks))
                 else:
-                    durations[name][kind].append(100 * sum(task.size_bytes for task in tasks) / total_bytes)
+                    opened_percents[name][kind].append(100 * sum(task.size_bytes for task in tasks) / total_bytes)
     counts = {name: scan(client, table, ["id"], condition).to_arrow().num_rows for name, table in TABLES.items()}
     expected = _count_matches(feed.rows, condition)
     if any(count != expected for count in counts.values()):
@@ -245,7 +256,7 @@ def _measure_tables(
         table = catalog.load_table(TABLES[name])
         measurement.pyiceberg_ms = 1000 * _measure_s(lambda table=table: list(table.scan("customer = 7").plan_files()))
         measurement.depth = statistics.fmean(depths[name])
-        measurement.opened_percent = {kind: statistics.fmean(shares) for kind, shares in durations[name].items()}
+        measurement.opened_percent = {kind: statistics.fmean(shares) for kind, shares in opened_percents[name].items()}
         measurements_by_table[name].append(measurement)
 
 
@@ -311,6 +322,11 @@ def _check_rows(client: IndexClient, catalog: Catalog, feed: Feed) -> None:
 def _fill_report(
     report: Report, measurements: dict[str, list[TableMeasurement]], append_s: dict[str, list[float]]
 ) -> None:
+    """Add the rows of the report.
+
+    The values during the commits come from all measurements except the last, which is made after the services have
+    finished. The values in the end come from the last.
+    """
     rounds_by_table = {name: rounds[:-1] for name, rounds in measurements.items()}
     fifth = max(1, len(rounds_by_table[OURS]) // 5)
 
@@ -319,6 +335,7 @@ def _fill_report(
 
     shapes: dict[str, tuple[str, Callable[[TableMeasurement], float]]] = {
         "data files": ("", lambda measurement: measurement.files),
+        # The depth is the average number of files that may contain a row.
         "depth": ("files", lambda measurement: measurement.depth),
         "manifests": ("", lambda measurement: measurement.manifests),
         "metadata file": ("kB", lambda measurement: measurement.metadata_bytes / 1000),

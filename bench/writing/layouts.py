@@ -143,8 +143,9 @@ def _create_table(client: IndexClient, table: str, layout: pa.Table) -> None:
 
 
 def _cluster_table(client: IndexClient, table: str, columns: str, curve: str) -> None:
+    """Cluster a table along a curve of columns by Seamark's job in this process."""
     properties = {"seamark.clustering.columns": columns, "seamark.clustering.curve": curve}
-    # The service of the server must not cluster the table before the clock runs.
+    # The service of the server must not cluster the table before the measurement begins.
     change_table_properties(client, table, {**properties, "seamark.clustering.enabled": "false"}, ())
     report = cluster_incrementally(client, table)
     if report.errors or not report.commits:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from bench.writing.tables import BUCKETED, FLAT, KEY, NAMESPACE, Base, RowBatch, clone_table
+from bench.writing.tables import BUCKETED, FLAT, KEY, NAMESPACE, BaseTable, RowBatch, clone_table
 from bench.writing.writers import (
     COPY_ON_WRITE,
     MERGE_ON_READ,
@@ -54,7 +54,7 @@ TUNINGS = (
 
 
 class MergeWriter:
-    def __init__(self, tuning: Tuning, base: Base, spark: SparkSession, warehouse: Path, name: str) -> None:
+    def __init__(self, tuning: Tuning, base: BaseTable, spark: SparkSession, warehouse: Path, name: str) -> None:
         self.name, self.tuning_options = name, tuning
         self.folder = warehouse / NAMESPACE / name
         self._spark = spark
@@ -72,7 +72,7 @@ class MergeWriter:
     def count_rows_by_version(self) -> dict[int, int]:
         return count_versions(self._spark.table(self._table))
 
-    def tidy(self) -> None:
+    def delete_old_files(self) -> None:
         if self.tuning_options.mode == COPY_ON_WRITE:
             live_files = self._spark.sql(f"SELECT file_path FROM {self._table}.files").collect()
             delete_unused_files(self.folder, {row[0] for row in live_files})

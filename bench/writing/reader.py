@@ -37,7 +37,7 @@ from bench.writing.tables import (
     NAMESPACE,
     clone_table,
     create_bench_table,
-    make_once,
+    load_or_create_base,
     read_metadata,
     register_metadata,
     run_server,
@@ -62,32 +62,36 @@ from seamark.connector.write.target import WriteTarget
 
 
 @dataclass(frozen=True)
-class Size:
+class TableSize:
     """The size of a table.
 
     Attributes:
-        shares: The number of distinct values of each key column. Each value is in about as many rows.
+        distinct_counts: The number of distinct values of each key column. Each value is in about as many rows.
         group_bytes: The bytes of a row group.
+        rounds: The number of runs of each query.
     """
 
     label: str
     files: int
     rows: int
-    shares: tuple[int, ...]
+    distinct_counts: tuple[int, ...]
     group_bytes: int
     rounds: int
 
     @property
     def columns(self) -> dict[str, str]:
-        keys = {f"k{share}": "int" for share in self.shares}
+        keys = {f"k{distinct_count}": "int" for distinct_count in self.distinct_counts}
         return {"id": "long", **keys, "clustered": "int", "price": "double", "quantity": "int", "name": "string"}
 
 
 SIZES = (
-    Size("", 8, 6_400_000, (100_000, 10_000, 1_000, 100, 20), 4 << 20, 3),
-    Size("30 M rows: ", 8, 30_000_000, (1_000_000, 100_000, 10_000, 1_000, 100), 128 << 20, 3),
+    TableSize("", 8, 6_400_000, (100_000, 10_000, 1_000, 100, 20), 4 << 20, 3),
+    TableSize("30 M rows: ", 8, 30_000_000, (1_000_000, 100_000, 10_000, 1_000, 100), 128 << 20, 3),
 )
-QUICK = (Size("", 2, 40_000, (1_000, 100), 1 << 18, 1), Size("larger: ", 2, 60_000, (1_000, 100), 128 << 20, 1))
+QUICK = (
+    TableSize("", 2, 40_000, (1_000, 100), 1 << 18, 1),
+    TableSize("larger: ", 2, 60_000, (1_000, 100), 128 << 20, 1),
+)
 PAGES = 100_000
 """The number of values of a key for a query that selects few pages, near the point of equal speed."""
 CLUSTERED_FILES = 100
@@ -116,11 +120,11 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-def _list_queries(size: Size) -> Iterator[tuple[str, str | None]]:
-    for share in size.shares:
-        yield f"one row of {share:,}", f"k{share} = 3"
-        if share == PAGES:
-            yield f"three rows of {share:,}", f"k{share} IN (3, 4, 5)"
+def _list_queries(size: TableSize) -> Iterator[tuple[str, str | None]]:
+    for distinct_count in size.distinct_counts:
+        yield f"one row of {distinct_count:,}", f"k{distinct_count} = 3"
+        if distinct_count == PAGES:
+            yield f"three rows of {distinct_count:,}", f"k{distinct_count} IN (3, 4, 5)"
     yield "no row", "clustered = -1"
     yield f"one row of {CLUSTERED_FILES}, side by side", "clustered = 3"
     yield "all rows", None
@@ -144,19 +148,19 @@ def _describe_break_even(measurements: Sequence[tuple[float, float]]) -> str:
 # Tables
 
 
-def _fill_table(lake: WritingLake, size: Size, bases: Path) -> str:
-    base = make_once(size.rows, "read", partial(_write_files, size=size), bases=bases)
+def _fill_table(lake: WritingLake, size: TableSize, bases: Path) -> str:
+    base = load_or_create_base(size.rows, "read", partial(_write_files, size=size), bases=bases)
     name = f"read{size.rows}"
     register_metadata(lake.client, name, clone_table(base, lake.folder / "warehouse" / NAMESPACE / name, {}))
     table = f"{NAMESPACE}.{name}"
-    for column in (*(f"k{share}" for share in size.shares), "clustered"):
+    for column in (*(f"k{distinct_count}" for distinct_count in size.distinct_counts), "clustered"):
         lake.client.put_index(table, f"by_{column}", kind="bitmap", columns=[column])
         with closing(InProcessWorkers()) as workers:
             build(lake.client, table, f"by_{column}", workers)
     return table
 
 
-def _write_files(folder: Path, size: Size) -> tuple[WrittenFiles, dict[str, Any]]:
+def _write_files(folder: Path, size: TableSize) -> tuple[WrittenFiles, dict[str, Any]]:
     with run_server(folder) as client:
         create_bench_table(
             client, "base", 0, {"write.parquet.row-group-size-bytes": str(size.group_bytes)}, size.columns
@@ -167,11 +171,11 @@ def _write_files(folder: Path, size: Size) -> tuple[WrittenFiles, dict[str, Any]
         return written_files, read_metadata(client, "base")
 
 
-def _write_file(target: WriteTarget, size: Size, number: int) -> WrittenFiles:
+def _write_file(target: WriteTarget, size: TableSize, number: int) -> WrittenFiles:
     return write_batches(target, _build_batches(size, number))
 
 
-def _build_batches(size: Size, number: int) -> Iterator[pa.RecordBatch]:
+def _build_batches(size: TableSize, number: int) -> Iterator[pa.RecordBatch]:
     rows, draw = size.rows // size.files, np.random.default_rng(number)
     schema = pa.schema([(name, ARROW[kind]) for name, kind in size.columns.items()])
     clustered_files = np.sort(draw.integers(0, CLUSTERED_FILES, rows, dtype=np.int32))
@@ -180,7 +184,10 @@ def _build_batches(size: Size, number: int) -> Iterator[pa.RecordBatch]:
         count = min(_CHUNK_ROWS, rows - start)
         columns = {
             "id": np.arange(start, start + count) * size.files + number,
-            **{f"k{share}": draw.integers(0, share, count, dtype=np.int32) for share in size.shares},
+            **{
+                f"k{distinct_count}": draw.integers(0, distinct_count, count, dtype=np.int32)
+                for distinct_count in size.distinct_counts
+            },
             "clustered": clustered_files[start : start + count],
             "price": draw.integers(100, 1_000_000, count) / 100,
             "quantity": draw.integers(1, 51, count, dtype=np.int32),
@@ -193,7 +200,7 @@ def _build_batches(size: Size, number: int) -> Iterator[pa.RecordBatch]:
 
 
 def _compare_readers(
-    report: Report, lake: WritingLake, table: str, size: Size, case: str, where: str | None
+    report: Report, lake: WritingLake, table: str, size: TableSize, case: str, where: str | None
 ) -> tuple[float, float]:
     ways: dict[str, Callable[[], DataFrame]] = {
         OURS: partial(_read_with_seamark, lake, table, where),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.run import Bench, build_parser, choose_names, run_benches
+from bench.run import Bench, build_parser, choose_benchmarks, run_benches
 from bench.writing import (
     buckets,
     contention,
@@ -41,7 +41,7 @@ BENCHES: dict[str, Bench] = {
 
 
 def main() -> None:
-    parser = choose_names("bench.writing.run", __doc__, BENCHES)
+    parser = build_parser("bench.writing.run", __doc__, BENCHES)
     parser.add_argument("--rows", type=int, nargs="+", help="rows of the tables; default: 1 M, 10 M and 50 M")
     parser.add_argument("--batches", type=int, help="batches before reading is measured; default: 100")
     parser.add_argument("--commits", type=int, help="commits of the tables of `maintenance`; default: 100")
@@ -53,7 +53,7 @@ def main() -> None:
         options["batches"] = arguments.batches
     run_benches(
         BENCHES,
-        build_parser(parser, arguments, BENCHES),
+        choose_benchmarks(parser, arguments, BENCHES),
         quick=arguments.quick,
         options=lambda name: {
             "upserts": options,

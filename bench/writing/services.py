@@ -50,16 +50,16 @@ class KeyReader:
     client: IndexClient
     seconds: list[float] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
-    appended_rows: int = 0
+    committed_batches: int = 0
     """The number of committed batches."""
     _end_event: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
         rng = np.random.default_rng(1)
         while not self._end_event.wait(PAUSE_S):
-            if not self.appended_rows:
+            if not self.committed_batches:
                 continue
-            key = int(rng.integers(self.appended_rows * ROWS))
+            key = int(rng.integers(self.committed_batches * ROWS))
             began_s = time.perf_counter()
             try:
                 rows = scan(self.client, TABLE, ["id"], f"id = {key}").to_arrow()["id"].to_pylist()
@@ -155,7 +155,7 @@ def _measure_service(folder: Path, spark: SparkSession, name: str, workers: str,
                     failures += 1
                     reader.errors.append(f"append {number}: {error}")
                 took_s.append(time.perf_counter() - began_s)
-                reader.appended_rows = number + 1
+                reader.committed_batches = number + 1
             settled_s = _wait_until_maintained(client) if workers != "0" else 0.0
         finally:
             reader.end()
@@ -179,7 +179,10 @@ def _measure_service(folder: Path, spark: SparkSession, name: str, workers: str,
 
 
 def _wait_until_maintained(client: IndexClient) -> float:
-    """Wait until the indexes cover the table and no enabled service has work, and return the seconds."""
+    """Wait until the indexes cover the table and no small files are left, at most `SETTLED_S`, and return the seconds.
+
+    After `SETTLED_S`, the function returns as well, and the report shows the problems that are left.
+    """
     began_s = time.perf_counter()
     while time.perf_counter() - began_s < SETTLED_S:
         problems = [problem for problem in client.health(TABLE)["problems"] if problem["problem"] == "small files"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from bench.writing.tables import BASES, NAMESPACE, Base
+from bench.writing.tables import BASES, NAMESPACE, BaseTable
 from bench.writing.writers import OurTable
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.spark.session import connect
@@ -28,7 +28,7 @@ class WritingLake:
     client: IndexClient
     spark: SparkSession
 
-    def table(self, base: Base, name: str, *, mode: str, is_indexed: bool) -> OurTable:
+    def clone_table(self, base: BaseTable, name: str, *, mode: str, is_indexed: bool) -> OurTable:
         """Clone the base, register the clone in the server, and return it."""
         folder = self.folder / "warehouse" / NAMESPACE / name
         return OurTable.create(base, self.client, self.spark, CATALOG, folder, mode=mode, is_indexed=is_indexed)

@@ -26,10 +26,10 @@ _TIMEOUT_S = 600
 REWRITE = "CALL {}.system.rewrite_data_files(table => '{}', options => map('min-input-files', '2'))"
 
 
-def compact_with_start(
+def measure_compaction_processes(
     url: str, spark: SparkSession, tables: Mapping[str, str], snapshot_ids: Mapping[str, int], folder: Path
 ) -> dict[str, float]:
-    """Return the milliseconds until the process of each engine has ended.
+    """Compact a table in a new process of each engine, and return the milliseconds until the process has ended.
 
     Args:
         tables: The table of each engine.

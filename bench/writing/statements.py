@@ -73,7 +73,7 @@ async def run(folder: Path, *, quick: bool = False, sizes: Sequence[int] = (ROWS
 def _create_pair(lake: WritingLake, bases: Path, rows: int, mode: str) -> StatementPair:
     names = []
     for engine, is_indexed in ((OURS, True), (ICEBERG, False)):
-        table = lake.table(
+        table = lake.clone_table(
             open_base(rows, FLAT, bases=bases), f"{engine}_{mode.replace('-', '_')}", mode=mode, is_indexed=is_indexed
         )
         names.append(f"{CATALOG}.{NAMESPACE}.{table.name}")
@@ -90,7 +90,7 @@ def _measure_statements(
         ICEBERG: lambda: lake.spark.sql(text.format(t=pair.their_table, k=KEY)),
     }
     for number in range(WARM + rounds):
-        build_frame(lake.spark, batches.draw_batch()).createOrReplaceTempView("batch")
+        build_frame(lake.spark, batches.write_next_batch()).createOrReplaceTempView("batch")
         for engine in (OURS, ICEBERG) if number % 2 else (ICEBERG, OURS):
             with configure_session(lake.spark, HASH_JOIN if engine == ICEBERG else {}):
                 started_s = time.perf_counter()

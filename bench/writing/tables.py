@@ -74,7 +74,7 @@ T = TypeVar("T")
 # Rows
 
 
-def compute_keys(numbers: Numbers) -> pa.Array:
+def make_uuid_texts(numbers: Numbers) -> pa.Array:
     """Return the UUID of each row number as text."""
     halves = np.stack([_mix_bits(numbers, 1), _mix_bits(numbers, 2)], axis=1).astype(">u8")
     digits = _HEX[halves.view(np.uint8).reshape(len(numbers), 16)].view(np.uint8).reshape(len(numbers), 32)
@@ -85,19 +85,23 @@ def compute_keys(numbers: Numbers) -> pa.Array:
 
 
 def _mix_bits(numbers: Numbers, half: int) -> npt.NDArray[np.uint64]:
-    """Return the numbers after the finalizer of SplitMix64, which maps different numbers to different numbers."""
-    positions = numbers.astype(np.uint64) * np.uint64(2) + np.uint64(half)
-    positions = positions * np.uint64(0x9E3779B97F4A7C15)
-    positions = (positions ^ (positions >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    positions = (positions ^ (positions >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return positions ^ (positions >> np.uint64(31))
+    """Return a hash of each number, by the finalizer of SplitMix64, which maps different numbers to different hashes.
+
+    Args:
+        half: 1 or 2, the half of the 128-bit UUID. Twice the number plus `half` is different for each number and half.
+    """
+    mixed = numbers.astype(np.uint64) * np.uint64(2) + np.uint64(half)
+    mixed = mixed * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
 
 
 def build_rows(numbers: Numbers, version: int) -> pa.Table:
     count = len(numbers)
     draw = np.random.default_rng([version, int(numbers[0]) if count else 0])
     columns = [
-        compute_keys(numbers),
+        make_uuid_texts(numbers),
         np.full(count, version),
         draw.integers(0, 1_000_000, count, dtype=np.int32),
         _CITIES.take(pa.array(draw.integers(0, len(_CITIES), count))),
@@ -116,8 +120,8 @@ def build_rows(numbers: Numbers, version: int) -> pa.Table:
 class RowBatch:
     """The rows of a batch. `path` is a Parquet file with the same rows, which jobs read."""
 
-    number: int
-    numbers: Numbers
+    batch_number: int
+    row_numbers: Numbers
     rows: pa.Table
     path: Path
 
@@ -133,10 +137,13 @@ class Batches:
     folder: Path
     batch_rows: int = BATCH_ROWS
     drawn_count: int = 0
-    _versions: dict[int, Numbers] = field(default_factory=dict)
+    _rows_by_batch: dict[int, Numbers] = field(default_factory=dict)
 
-    def draw_batch(self) -> RowBatch:
-        """Return the next batch. Its row numbers are distinct and in random order."""
+    def write_next_batch(self) -> RowBatch:
+        """Draw the next batch, write it as a Parquet file, and return it.
+
+        Its row numbers are distinct and in random order.
+        """
         self.drawn_count += 1
         draw = np.random.default_rng([self.base_rows, self.drawn_count])
         updated_rows = min(int(self.batch_rows * UPDATED_FRACTION), self.base_rows)
@@ -147,18 +154,21 @@ class Batches:
         )
         numbers = np.concatenate([draw.choice(self.base_rows, updated_rows, replace=False), new_numbers])
         rows = build_rows(draw.permutation(numbers), self.drawn_count)
-        self._versions[self.drawn_count] = numbers
+        self._rows_by_batch[self.drawn_count] = numbers
         path = self.folder / f"batch-{self.base_rows}-{self.drawn_count}.parquet"
         pq.write_table(rows, path)
         return RowBatch(self.drawn_count, numbers, rows, path)
 
     def count_expected_rows(self, applied_batches: Iterable[int]) -> dict[int, int]:
-        """Return the expected number of rows by version after the batches `applied_batches`, in this order."""
-        last_values: dict[int, int] = {}
-        for number in applied_batches:
-            last_values |= dict.fromkeys(self._versions[number].tolist(), number)
-        versions, counts = np.unique(np.array([*last_values.values()], dtype=np.int64), return_counts=True)
-        untouched_rows = self.base_rows - sum(item < self.base_rows for item in last_values)
+        """Return the expected number of rows by version after the batches `applied_batches`, in this order.
+
+        The version of a row is the number of the last batch that wrote it, or 0 if none did.
+        """
+        last_batch_by_row: dict[int, int] = {}
+        for batch_number in applied_batches:
+            last_batch_by_row |= dict.fromkeys(self._rows_by_batch[batch_number].tolist(), batch_number)
+        versions, counts = np.unique(np.array([*last_batch_by_row.values()], dtype=np.int64), return_counts=True)
+        untouched_rows = self.base_rows - sum(row_number < self.base_rows for row_number in last_batch_by_row)
         expected_counts = {0: untouched_rows} if untouched_rows else {}
         return {**expected_counts, **dict(zip(versions.tolist(), counts.tolist(), strict=True))}
 
@@ -167,7 +177,7 @@ class Batches:
 
 
 @dataclass(frozen=True)
-class Base:
+class BaseTable:
     """A table with the rows 0 to `rows`, in 16 files, or in 16 buckets by key with one file each."""
 
     rows: int
@@ -177,15 +187,15 @@ class Base:
     size_bytes: int
 
 
-def open_base(rows: int, layout: str, *, bases: Path = BASES) -> Base:
+def open_base(rows: int, layout: str, *, bases: Path = BASES) -> BaseTable:
     """Return the base table, and create it if it does not exist. It needs 40 bytes of disk space for each row."""
-    return make_once(rows, layout, partial(_write_files, rows=rows, layout=layout), bases=bases)
+    return load_or_create_base(rows, layout, partial(_write_files, rows=rows, layout=layout), bases=bases)
 
 
-def make_once(
+def load_or_create_base(
     rows: int, layout: str, make: Callable[[Path], tuple[WrittenFiles, dict[str, Any]]], *, bases: Path
-) -> Base:
-    """Return the stored base, or create it.
+) -> BaseTable:
+    """Return the table from which each run starts, and create its files below `bases` if they do not exist.
 
     Args:
         make: Writes the files into a folder, and returns them with the metadata of a table that contains them.
@@ -196,13 +206,13 @@ def make_once(
     if marker.exists():
         document = json.loads(marker.read_text())
         if {name: document[name] for name in expected} == expected:
-            return Base(rows, layout, document["metadata"], document["size_bytes"])
+            return BaseTable(rows, layout, document["metadata"], document["size_bytes"])
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     written_files, metadata = make(folder)
     shutil.rmtree(folder / "home", ignore_errors=True)
     marker.write_text(json.dumps({**expected, "metadata": metadata, "size_bytes": written_files.size_bytes}))
-    return Base(rows, layout, metadata, written_files.size_bytes)
+    return BaseTable(rows, layout, metadata, written_files.size_bytes)
 
 
 def _write_files(folder: Path, rows: int, layout: str) -> tuple[WrittenFiles, dict[str, Any]]:
@@ -275,7 +285,7 @@ def _create_namespace(client: SeamarkClient) -> None:
         client._request("POST", "/v1/namespaces", {}, json.dumps({"namespace": [NAMESPACE]}).encode())
 
 
-def clone_table(base: Base, folder: Path, properties: Mapping[str, str]) -> Path:
+def clone_table(base: BaseTable, folder: Path, properties: Mapping[str, str]) -> Path:
     """Write the first metadata file of a clone below `folder/metadata`, and return its path.
 
     The file is named as a Hadoop catalog names it.

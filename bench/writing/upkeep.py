@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 from pyspark.sql import SparkSession
 
 from bench.report import OURS, AnswersDiffer
-from bench.writing.starts import compact_with_start
+from bench.writing.starts import measure_compaction_processes
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.jobs.server_jobs import expire, remove_orphan_files
 from seamark.connector.write.compaction import CompactionPolicy, compact
@@ -76,7 +76,7 @@ def measure_upkeep(
         tables, lambda table: _measure_files(client, table)[0]
     )
     measured["size of the data files (bytes)"] = _measure_tables(tables, lambda table: _measure_files(client, table)[1])
-    measured["compaction with the start of its process (ms)"] = compact_with_start(
+    measured["compaction with the start of its process (ms)"] = measure_compaction_processes(
         url, spark, two_tables, snapshot_ids, folder
     )
     for name, table in two_tables.items():

@@ -15,7 +15,7 @@ from typing import Protocol
 import psutil
 from pyspark.sql import DataFrame, SparkSession
 
-from bench.writing.tables import COLUMNS, KEY, NAMESPACE, Base, RowBatch, clone_table, register_metadata
+from bench.writing.tables import COLUMNS, KEY, NAMESPACE, BaseTable, RowBatch, clone_table, register_metadata
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import InProcessWorkers, build
 from seamark.connector.spark.frames.upserts import DRIVER_ROWS
@@ -43,7 +43,7 @@ class BenchWriter(Protocol):
         """Return the number of rows of the table by version."""
         ...
 
-    def tidy(self) -> None:
+    def delete_old_files(self) -> None:
         """Delete files that the table no longer uses, if the writer rewrites whole tables."""
         ...
 
@@ -63,26 +63,33 @@ class OurTable:
 
     @staticmethod
     def create(
-        base: Base, client: IndexClient, spark: SparkSession, catalog: str, folder: Path, *, mode: str, is_indexed: bool
+        base: BaseTable,
+        client: IndexClient,
+        spark: SparkSession,
+        catalog: str,
+        folder: Path,
+        *,
+        mode: str,
+        is_indexed: bool,
     ) -> OurTable:
         """Clone the base into a new folder, register the clone, and give it a record index if `is_indexed`."""
         register_metadata(client, folder.name, clone_table(base, folder, dict.fromkeys(MODES, mode)))
         table = OurTable(client, spark, catalog, folder.name, folder)
         if is_indexed:
-            client.put_index(table.named, INDEX, kind="record", columns=[KEY])
+            client.put_index(table.identifier, INDEX, kind="record", columns=[KEY])
             with closing(InProcessWorkers()) as workers:
-                build(client, table.named, INDEX, workers)
+                build(client, table.identifier, INDEX, workers)
         return table
 
     @property
-    def named(self) -> tuple[str, str]:
+    def identifier(self) -> tuple[str, str]:
         return NAMESPACE, self.name
 
     def count_rows_by_version(self) -> dict[int, int]:
         return count_versions(self.spark.table(f"{self.catalog}.{NAMESPACE}.{self.name}"))
 
-    def tidy(self) -> None:
-        delete_unused_files(self.folder, set(self.client.files(self.named)["file_path"].to_pylist()))
+    def delete_old_files(self) -> None:
+        delete_unused_files(self.folder, set(self.client.files(self.identifier)["file_path"].to_pylist()))
 
 
 class _SeamarkWriter:
@@ -93,15 +100,15 @@ class _SeamarkWriter:
     def count_rows_by_version(self) -> dict[int, int]:
         return self._table.count_rows_by_version()
 
-    def tidy(self) -> None:
-        self._table.tidy()
+    def delete_old_files(self) -> None:
+        self._table.delete_old_files()
 
 
 class PythonWriter(_SeamarkWriter):
     """Writes rows from memory in this process, with `seamark.connector.write.upserts`."""
 
     def upsert(self, batch: RowBatch) -> None:
-        upsert(self._table.client, self._table.named, batch.rows, keys=[KEY], strategy=self._strategy)
+        upsert(self._table.client, self._table.identifier, batch.rows, keys=[KEY], strategy=self._strategy)
 
 
 class SparkFrameWriter(_SeamarkWriter):
@@ -117,7 +124,7 @@ class SparkFrameWriter(_SeamarkWriter):
     def upsert(self, batch: RowBatch) -> None:
         table, frame = self._table, build_frame(self._table.spark, batch)
         options = {"strategy": self._strategy, "driver_rows": self._driver_rows}
-        write(frame, table.named, client=table.client, mode="upsert", keys=[KEY], **options)
+        write(frame, table.identifier, client=table.client, mode="upsert", keys=[KEY], **options)
 
 
 # The common interface
@@ -150,11 +157,11 @@ def configure_session(spark: SparkSession, conf: Mapping[str, str]) -> Iterator[
     try:
         yield
     finally:
-        for name, size_bytes in old_settings.items():
-            if size_bytes is None:
+        for name, old_value in old_settings.items():
+            if old_value is None:
                 spark.conf.unset(name)
             else:
-                spark.conf.set(name, size_bytes)
+                spark.conf.set(name, old_value)
 
 
 def count_read_bytes() -> dict[int, int]:

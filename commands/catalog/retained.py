@@ -12,7 +12,7 @@ import click
 
 from seamark.commands.connecting import server_command
 from seamark.commands.terminal import format_local_time, print_json, print_result, print_rows, say
-from seamark.connector.client.catalog import list_retained_entries, purge_dropped, release_retained
+from seamark.connector.client.catalog import list_retained_entries, purge_dropped, release_dropped_location
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import join_name, split_name, split_table
 
@@ -61,10 +61,10 @@ def list_command(client: IndexClient, namespace: str | None, as_json: bool) -> N
 @server_command
 def release(client: IndexClient, table: str, entry_id: str | None, yes: bool, as_json: bool) -> None:
     """Release the location of TABLE, so that other namespaces can use it. The files are not deleted."""
-    entry = _find_entry(client, table, entry_id)
+    entry = _find_retained_entry(client, table, entry_id)
     if not yes:
         click.confirm(f"Let other namespaces use the location of {table} and the files in it?", abort=True, err=as_json)
-    release_retained(client, entry["id"])
+    release_dropped_location(client, entry["id"])
     print_result({"released": entry}, f"The location of {table} is released; its files stay", as_json=as_json)
 
 
@@ -78,7 +78,7 @@ def purge(client: IndexClient, table: str, entry_id: str | None, yes: bool, as_j
 
     For a view, no files are deleted, and the location is released.
     """
-    entry = _find_entry(client, table, entry_id)
+    entry = _find_retained_entry(client, table, entry_id)
     if not yes:
         click.confirm(f"Delete the files of {table}?", abort=True, err=as_json)
     purge_dropped(client, entry["id"])
@@ -91,8 +91,13 @@ def purge(client: IndexClient, table: str, entry_id: str | None, yes: bool, as_j
     print_result({"purged": entry, "retained": has_files_left}, text, as_json=as_json)
 
 
-def _find_entry(client: IndexClient, table: str, entry_id: str | None) -> dict[str, Any]:
-    """Return the dropped entry with this name and, if `entry_id` is not None, this id.
+def _find_retained_entry(client: IndexClient, table: str, entry_id: str | None) -> dict[str, Any]:
+    """Return the entry of a dropped table or view with this name whose location is still reserved.
+
+    Args:
+        client: A client of the server.
+        table: The name that the table or view had.
+        entry_id: The id of the entry, or None if the name is enough.
 
     Raises:
         click.ClickException: No entry or several entries match.

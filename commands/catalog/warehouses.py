@@ -50,7 +50,7 @@ def warehouse() -> None:
 @warehouse.command("list")
 @server_command
 def list_command(client: IndexClient, as_json: bool) -> None:
-    """List the further warehouses."""
+    """List the warehouses that exist in addition to the server's own warehouse."""
     warehouses = list_warehouses(client)
     if as_json:
         print_json(warehouses)

@@ -48,8 +48,12 @@ _PORTS = {"http": 80, "https": 443}
 _DNS_PORT = 53
 
 
-def give_up_privileges() -> None:
-    """Hide the memory of this process, which can contain keys, from core dumps and other processes of its account."""
+def protect_memory_and_rights() -> None:
+    """Hide the memory of this process, and forbid it to gain rights.
+
+    The memory can contain keys, so it is hidden from core dumps and from other processes of its account. With
+    `_SET_NO_NEW_PRIVILEGES`, programs that the process starts get no more rights than it has, which Landlock requires.
+    """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     library = ctypes.CDLL(None)
     for option, value in ((_SET_DUMPABLE, 0), (_SET_NO_NEW_PRIVILEGES, 1)):
@@ -82,11 +86,13 @@ def confine_job(client: SeamarkClient, request: JobRequest, scratch: str) -> Non
         path_in_folder = Storage().find_local_path(f"{folder}/x")
         if path_in_folder is not None:
             path_in_folder.make_folder()  # Landlock's rule needs an existing folder. The file is not created.
-    give_up_privileges()
+    protect_memory_and_rights()
+    # First only the folders of the table, to open those that can be written, and then also the folders to read.
     confine(own_folders, request.folders)
     with open_confined_folders() as writable:
         confine([*own_folders, *other_folders], request.folders)
         with open_confined_folders() as readable:
+            # The ports of a key service (KMS) are not known here, so with a class for it, all ports are allowed.
             landlock.confine_files(
                 readable=[*readable, *_list_named_files(loaded_table)],
                 writable=[*writable, scratch],

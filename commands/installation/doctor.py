@@ -144,7 +144,7 @@ def check_server(url: str, token: str | None) -> Iterator[CheckResult]:
             "server",
             str(error),
             "Set SEAMARK_CA and SEAMARK_CLIENT_CERT to files with certificates (PEM), or unset them",
-            True,
+            is_fault=True,
         )
         return
     try:
@@ -153,6 +153,7 @@ def check_server(url: str, token: str | None) -> Iterator[CheckResult]:
         reason = describe_cause(error, url)
         fix = "Start it (seamark serve), or set --url to the address that it printed"
         if "SEAMARK_CA" in reason:
+            # The reason for an untrusted certificate ends with its own fix, after a semicolon.
             reason, _, fix = reason.partition("; ")
             fix = fix[:1].upper() + fix[1:]
         yield CheckResult("server", f"{url} does not answer: {reason}", fix, is_fault=True)
@@ -164,7 +165,7 @@ def check_server(url: str, token: str | None) -> Iterator[CheckResult]:
             "server",
             f"{url} is not ready: {_describe_failed_checks(answer)}",
             "Repair what the checks name; the server's log has details",
-            True,
+            is_fault=True,
         )
     skew_s = _measure_skew_s(answer.headers.get("Date"), clock.now_ms() / 1000)
     if abs(skew_s) > SKEW_S_MAX:

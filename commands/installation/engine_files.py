@@ -134,7 +134,15 @@ def check_spark(subject: str, setup: SparkSetup, url: str | None) -> Iterator[Ch
     for name in catalogs:
         prefix = f"{_SPARK_CATALOG}{name}."
         catalog_conf = {key.removeprefix(prefix): value for key, value in properties.items() if key.startswith(prefix)}
-        yield from _check_rest(f"{subject}, catalog {name}", catalog_conf, "type", "uri", prefix, " ", url)
+        yield from _check_rest(
+            f"{subject}, catalog {name}",
+            catalog_conf,
+            type_key="type",
+            uri_key="uri",
+            prefix=prefix,
+            separator=" ",
+            url=url,
+        )
         if catalog_conf.get("cache-enabled", "true") != "false":
             fix = f"Add the line: {prefix}cache-enabled false"
             yield CheckResult(f"{subject}, catalog {name}", "Spark caches tables and misses commits of others", fix)
@@ -169,7 +177,15 @@ def check_trino(path: Path, url: str | None) -> Iterator[CheckResult]:
     if properties.get("connector.name") != "iceberg":
         text = f"connector.name is {properties.get('connector.name', 'missing')}"
         yield CheckResult(subject, text, "Set connector.name=iceberg", is_fault=True)
-    yield from _check_rest(subject, properties, "iceberg.catalog.type", "iceberg.rest-catalog.uri", "", "=", url)
+    yield from _check_rest(
+        subject,
+        properties,
+        type_key="iceberg.catalog.type",
+        uri_key="iceberg.rest-catalog.uri",
+        prefix="",
+        separator="=",
+        url=url,
+    )
     file_systems = [
         key for key in properties if re.fullmatch(r"fs\.[a-z0-9-]+\.enabled", key) and properties[key] == "true"
     ]
@@ -190,13 +206,19 @@ def check_trino(path: Path, url: str | None) -> Iterator[CheckResult]:
 def _check_rest(
     subject: str,
     catalog_conf: Mapping[str, str],
+    *,
     type_key: str,
     uri_key: str,
     prefix: str,
     separator: str,
     url: str | None,
 ) -> Iterator[CheckResult]:
-    """Check that a catalog has type `rest` and the server's address."""
+    """Check that a catalog has type `rest` and the server's address.
+
+    Args:
+        prefix: The text before each key in the configuration file.
+        separator: The text between a key and its value in the file.
+    """
     if catalog_conf.get(type_key) != "rest":
         text = f"{prefix}{type_key} is {catalog_conf.get(type_key, 'missing')}"
         yield CheckResult(subject, text, f"Set {prefix}{type_key}{separator}rest", is_fault=True)

@@ -30,6 +30,8 @@ from seamark.connector.jobs.advice import NOT_INDEXED, apply_proposal
 from seamark.formats.iceberg.metadata.column_ttl import COLUMNS
 
 _TABLE_COMMAND = "table"
+_EXAMPLE_CATALOG = "sea"
+"""The name of the catalog in Spark that the documentation uses. The user may have another name."""
 _NUMBER_HEADERS = ("files", "bytes", "time", "cost", "pays after")
 
 
@@ -106,9 +108,13 @@ def table_command(client: IndexClient, table: str, days: int, as_json: bool) -> 
 
 
 def _format_commands(commands: list[str]) -> str:
-    """Return the commands of a proposal as one text. Statements of Spark are marked, and get a catalog."""
+    """Return the commands of a proposal as one text.
+
+    Statements that only Spark can run follow the words "in Spark" and `USE`, which selects the catalog of the examples
+    in the documentation.
+    """
     text = "; ".join(commands)
-    return f"in Spark: USE sea; {text}" if commands and commands[0].startswith("ALTER TABLE ") else text
+    return f"in Spark: USE {_EXAMPLE_CATALOG}; {text}" if commands and commands[0].startswith("ALTER TABLE ") else text
 
 
 def _show_files(files: float) -> str:

@@ -69,7 +69,11 @@ def _index_to_json(index: Index) -> dict[str, Any]:
 
 
 def _suggest_remedy(table: str, problem: dict[str, Any]) -> str:
-    """Return a text with the table service or command that corrects the problem, and when."""
+    """Return a text that names the table service or the command that corrects the problem.
+
+    If the service is turned on, the text also states when it runs. Without a service for the problem, the text is
+    empty.
+    """
     service = SERVICES.get(problem.get("service", ""))
     if service is None:
         return ""

@@ -52,29 +52,42 @@ def launch_options(command: Callable[..., None]) -> Callable[..., None]:
     )(command)
 
 
+def _ignore_progress(_: object) -> None:
+    """Ignore the progress of a job, which the server would record."""
+
+
 def run_on_spark(
     client: IndexClient,
     service: str,
     table: str,
-    on: str,
+    launcher_name: str,
     master: str | None,
     submit_options: str,
     **arguments: Any,
 ) -> RewriteReport:
     """Run a job that rewrites files by spark-submit.
 
+    Args:
+        client: A client of the server.
+        service: The table service to which the job belongs.
+        table: The name of the table.
+        launcher_name: `LOCAL` for Spark in a process of this machine, or `CLUSTER`.
+        master: The URL of the Spark master for `CLUSTER`.
+        submit_options: Further options of spark-submit.
+        arguments: The arguments of the job.
+
     Raises:
         Misconfigured: The Spark master is not set, or Spark is not installed.
         ClickException: The job fails.
     """
-    if on == CLUSTER and not master:
+    if launcher_name == CLUSTER and not master:
         raise Misconfigured("--on cluster needs --master, such as spark://host:7077")
     program = find_submit_program()
     if program is None:
         raise Misconfigured("Spark is not installed; run pip install 'seamark[spark]', or use --on process")
     if not _has_environment_file(program) and (problem := find_java_problem()) is not None:
         raise Misconfigured(f"Spark does not start: {problem}, or use --on process")
-    if on == LOCAL and importlib.util.find_spec("pyspark") is None:
+    if launcher_name == LOCAL and importlib.util.find_spec("pyspark") is None:
         raise Misconfigured("PySpark is not installed; run pip install 'seamark[spark]', or use --on process")
     *namespace, name = split_table(table)
     # The umask can only be read by setting it.
@@ -86,13 +99,13 @@ def run_on_spark(
 
     login = JobLogin(client.url, None if client.token is None else read_token, None, umask)
     launcher = SparkSubmit(
-        _LOCAL_MASTER if on == LOCAL else str(master), submit_options, login, os.environ, SPARK_DRIVER
+        _LOCAL_MASTER if launcher_name == LOCAL else str(master), submit_options, login, os.environ, SPARK_DRIVER
     )
     if sys.stderr.isatty():
         say(f"Starting Spark for {service} of {table}", err=True)
     try:
-        job = Job(service, tuple(namespace), name, "", arguments=arguments)
-        totals = asyncio.run(launcher.run(job, lambda progress: None))
+        job = Job(service, tuple(namespace), name, uuid="", arguments=arguments)
+        totals = asyncio.run(launcher.run(job, _ignore_progress))
     except JobFailed as error:
         raise click.ClickException(f"The job on {table} failed: {error}") from None
     # If another job has the lease of the table, the job only states when to try again.

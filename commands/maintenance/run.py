@@ -350,6 +350,7 @@ def _add_job_command(service: TableService, help_text: str, idle_text: str) -> N
                 totals = JOBS[service.name](client, split_table(table), **arguments)
             except JobIncomplete as error:
                 raise click.ClickException(str(error)) from None
+        # If another job has the lease of the table, the job only states when to try again.
         if service.rewrites_files and totals.keys() == {RECHECK_AFTER}:
             raise click.ClickException(f"Another job is rewriting files of {table}; try again later")
         if service is INDEXING and RECHECK_AFTER in totals:

@@ -36,7 +36,7 @@ def backup(file: Path, overwrite: bool, as_json: bool, config: Path | None, **fl
                 reader,
                 file,
                 created_ms=SystemClock().now_ms(),
-                program=read_program_version(),
+                program_version=read_program_version(),
                 warehouse=settings.make_warehouse_uri(),
                 overwrite=overwrite,
             )

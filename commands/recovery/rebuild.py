@@ -21,12 +21,17 @@ from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import BadRequest, SeamarkError
 from seamark.metaserver.catalog.context import CatalogContext
-from seamark.metaserver.catalog.recovery.found_files import FileReader, Finding, FoundFile, list_folders
+from seamark.metaserver.catalog.recovery.found_files import (
+    FileReader,
+    Finding,
+    FoundFile,
+    list_metadata_files_by_folder,
+)
 from seamark.metaserver.catalog.recovery.naming import FoundName, parse_found_name
 from seamark.metaserver.catalog.recovery.opening import open_context
 from seamark.metaserver.catalog.recovery.rebuild import (
     Rebuild,
-    Rebuilt,
+    RebuiltDatabase,
     describe_registration,
     find_taken_uuids,
     make_result,
@@ -41,7 +46,7 @@ from seamark.metaserver.runtime.home import find_sqlite_file
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import EntryKind
 from seamark.metaserver.store.open import open_store
-from seamark.metaserver.store.operations import NameCatalog
+from seamark.metaserver.store.operations import AssignCatalogToWarehouse
 
 _SHOWN_MAX = 50
 """The maximum number of findings that are printed as text. JSON contains all of them."""
@@ -72,7 +77,7 @@ def rebuild(dry_run: bool, names_file: Path | None, as_json: bool, config: Path 
     choices = _read_choices(names_file)
     is_further = flags.get("warehouse_name") is not None
 
-    async def work(settings: Settings) -> Rebuilt:
+    async def work(settings: Settings) -> RebuiltDatabase:
         clock = SystemClock()
         async with AsyncExitStack() as stack:
             url, file = settings.make_database_url(), find_sqlite_file(settings)
@@ -82,7 +87,7 @@ def rebuild(dry_run: bool, names_file: Path | None, as_json: bool, config: Path 
             store = await stack.enter_async_context(open_store(url, clock=clock))
             if is_further:
                 # The name of a further warehouse's home folder is its id. Servers open only a database with this id.
-                await store.transact([NameCatalog(settings.home.name)])
+                await store.transact([AssignCatalogToWarehouse(settings.home.name)])
             context = await stack.enter_async_context(open_context(settings, store, clock))
             has_stream_log = bool(settings.stream_log) or (settings.home / "streams").exists()
             return await _rebuild(context, choices, dry_run=dry_run, has_stream_log=has_stream_log)
@@ -96,7 +101,7 @@ def rebuild(dry_run: bool, names_file: Path | None, as_json: bool, config: Path 
 
 async def _rebuild(
     context: CatalogContext, choices: dict[str, FoundName | None], *, dry_run: bool, has_stream_log: bool
-) -> Rebuilt:
+) -> RebuiltDatabase:
     """Register the tables, views and functions in the warehouse that the database lacks.
 
     A dry run only lists them. Locations of files that are not registered stay reserved, so that no new table uses them.
@@ -108,7 +113,7 @@ async def _rebuild(
         has_stream_log: Whether the log with the rows of stream tables still exists.
     """
     caller = Caller(principal_name=f"cli:{find_account_name()}", request_id="rebuild")
-    folders = await list_folders(context.objects, context.warehouse)
+    folders = await list_metadata_files_by_folder(context.objects, context.warehouse)
     reader = FileReader(context.documents)
     results = [result async for result in reader.read_folders(folders)]
     newest_files = [file for result in results for file in result.newest]
@@ -173,12 +178,12 @@ async def _register_index_files(context: CatalogContext, files: Sequence[FoundFi
     registry = Registry(context.store, context.clock)
     rebuild = RegistryRebuild(context.objects, IndexReader(context.objects), registry, context.clock)
     count = 0
-    has_indexes = (
+    uuids_with_indexes = (
         file.uuid
         for file in files
         if isinstance(file.metadata, TableMetadata) and read_definitions(file.metadata).by_name
     )
-    for uuid in has_indexes:
+    for uuid in uuids_with_indexes:
         for entry_name in await context.store.list_entries_by_uuid(uuid):
             entry = await context.store.load_entry(entry_name.kind, entry_name.namespace, entry_name.name)
             if entry is not None and entry.kind is EntryKind.TABLE:
@@ -207,7 +212,7 @@ def _read_choices(path: Path | None) -> dict[str, FoundName | None]:
         raise click.BadParameter(f"{path}: {error.message}", param_hint="--names") from None
 
 
-def _show_rebuilt(rebuilt: Rebuilt, *, dry_run: bool) -> None:
+def _show_rebuilt(rebuilt: RebuiltDatabase, *, dry_run: bool) -> None:
     rows = [
         (registration.name, registration.kind, "; ".join(registration.notes)) for registration in rebuilt.registered
     ]

@@ -13,7 +13,7 @@ from seamark.commands.options import json_option, settings_flags
 from seamark.commands.recovery.running import STORAGE_SETTINGS, run_offline, warehouse_name_option
 from seamark.commands.terminal import format_local_time, print_json, say, show_count
 from seamark.formats.runtime.clock import SystemClock
-from seamark.metaserver.catalog.recovery.comparison import Comparison, compare_with_storage
+from seamark.metaserver.catalog.recovery.comparison import PointerComparison, compare_with_storage
 from seamark.metaserver.catalog.recovery.opening import open_context
 from seamark.metaserver.catalog.values import Caller
 from seamark.metaserver.settings.settings import Settings
@@ -43,7 +43,7 @@ def restore(file: Path, advance: bool, overwrite: bool, as_json: bool, config: P
     the backup.
     """
 
-    async def work(settings: Settings) -> tuple[BackupInfo, Comparison]:
+    async def work(settings: Settings) -> tuple[BackupInfo, PointerComparison]:
         async with (
             read_backup(file) as (info, reader),
             write_database(settings.make_database_url(), overwrite=overwrite) as writer,
@@ -70,7 +70,7 @@ def restore(file: Path, advance: bool, overwrite: bool, as_json: bool, config: P
         raise click.exceptions.Exit(1)
 
 
-def _show_comparison(comparison: Comparison) -> None:
+def _show_comparison(comparison: PointerComparison) -> None:
     for finding in (*comparison.missing, *comparison.findings):
         say(f"{finding.name}: {finding.location}: {finding.reason}")
     for outdated_table in comparison.later:

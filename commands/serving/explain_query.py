@@ -183,12 +183,12 @@ def _list_joins(
     dimensions = joins.find_dimensions(planned_scans, known_tables)
     joins_by_table = {
         number: decode_as(
-            encode_json([dimension.request().build_body() for dimension in dimensions[planned_number]]),
+            encode_json([dimension.request().build_body() for dimension in dimensions[planned_scan]]),
             list[JoinSpec],
             "A join",
         )
-        for number, planned_number in planned_scans.items()
-        if planned_number in dimensions
+        for number, planned_scan in planned_scans.items()
+        if planned_scan in dimensions
     }
     return joins_by_table, {
         number: joins.explain_unrequested_joins(number, planned_scans, known_tables, dimensions)
@@ -243,7 +243,7 @@ async def _explain_table(
                 filter=sql_filter.expression,
                 snapshot_id=resolve_snapshot_id(metadata, scan.snapshot_id, scan.ref, None),
                 case_sensitive=False,
-                use_snapshot_schema=scan.is_past,
+                use_snapshot_schema=scan.selects_version,
                 nan_above=True,
             ),
             sql_filter,

@@ -109,7 +109,11 @@ class _TrinoQuery:
 
 
 class _DuckDBQuery:
-    """A query in DuckDB's SQL."""
+    """A query in DuckDB's SQL.
+
+    For the analysis, the query is translated to Trino's SQL. In the translation, each table name is replaced by a
+    generated name (a mark), because one table may occur several times.
+    """
 
     def __init__(self, text: str) -> None:
         self._statement = DuckDBStatement(text)
@@ -123,6 +127,11 @@ class _DuckDBQuery:
             raise UnsupportedStatement
 
     def list_references(self, columns: Mapping[Hashable, Columns]) -> dict[int, QueriedTable]:
+        """Return the references to tables with their conditions, by the number of the scan in the translated query.
+
+        Args:
+            columns: The columns of the tables, by the number of the reference.
+        """
         known_columns = {number: columns[number] for number in self._references if number in columns}
         marks = {mark_name(number): number for number in known_columns}
         try:

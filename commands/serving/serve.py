@@ -16,7 +16,7 @@ from seamark.commands.serving.workers import supervise
 from seamark.formats.runtime.errors import ConfigError, SeamarkError
 from seamark.metaserver.api.http.observability.logs import configure_logging
 from seamark.metaserver.api.listening import bind_socket, make_server_url
-from seamark.metaserver.objects.router import check_warehouse_root
+from seamark.metaserver.objects.router import prepare_warehouse_root
 from seamark.metaserver.runtime.home import PRIVATE_UMASK, lock_home, prepare_home, write_server_file
 from seamark.metaserver.server import log_repaired, open_certificate, run
 from seamark.metaserver.settings.settings import Settings, redact_url
@@ -53,7 +53,7 @@ def _serve(settings: Settings) -> None:
     settings = dataclasses.replace(settings, warehouse_umask=settings.warehouse_umask or f"{umask:03o}")
     configure_logging(settings)
     log_repaired(prepare_home(settings))
-    check_warehouse_root(settings)
+    prepare_warehouse_root(settings)
     with lock_home(settings):
         _serve_locked(settings)
 

@@ -64,6 +64,11 @@ class _Worker:
     due_s: float = 0.0
     """The monotonic time of the next start in seconds. It is used while `process` is None."""
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the worker runs and has sent its message that it is ready, after which its pipe is closed."""
+        return self.process is not None and self.pipe is None
+
 
 def supervise(settings: Settings, sock: socket.socket, on_ready: Callable[[], None]) -> None:
     """Run `settings.workers` processes on the port of `sock` until SIGTERM or SIGINT.
@@ -112,7 +117,7 @@ class Supervisor:
     def _forward_signal(self, number: int, frame: object) -> None:
         """Send a signal to the workers that are ready. A worker handles the signal only when it is ready."""
         for worker in self._workers:
-            if worker.process is not None and worker.process.pid is not None and worker.pipe is None:
+            if worker.is_ready and worker.process is not None and worker.process.pid is not None:
                 with suppress(ProcessLookupError):
                     os.kill(worker.process.pid, number)
 

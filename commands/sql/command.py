@@ -171,7 +171,7 @@ def _show_plan(plan: ChosenPlan) -> None:
     tables.add_column("table")
     for name in ("files", "of", "bytes", "columns"):
         tables.add_column(name, justify="right")
-    tables.add_column("left out by joins on")
+    tables.add_column("pruned by joins on")
     for table in plan.tables:
         joins = ", ".join(
             f"{columns} ({'attributes' if keys is None else show_count(keys, 'key')})" for columns, keys in table.joins
@@ -181,10 +181,11 @@ def _show_plan(plan: ChosenPlan) -> None:
     if plan.tables:
         console.print(tables)
     if plan.cube is not None:
-        rows = show_count(plan.cube.row_files, "file")
-        text = f"Cube: {plan.cube.index} answers {show_count(plan.cube.files, 'file')}; rows of {rows} are read."
+        # The groups of a cube answer for some files. The rows of the other files are read.
+        row_files = show_count(plan.cube.row_files, "file")
+        text = f"Cube: {plan.cube.index} answers {show_count(plan.cube.files, 'file')}; rows of {row_files} are read."
         if plan.cube.index is None:
-            text = f"Cube: none, because {plan.cube.reason}; rows of {rows} are read."
+            text = f"Cube: none, because {plan.cube.reason}; rows of {row_files} are read."
         console.print(escape_for_terminal(text), markup=False, highlight=False)
 
 

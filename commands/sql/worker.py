@@ -28,7 +28,7 @@ import msgspec
 import pyarrow as pa
 
 from seamark.commands.confinement import landlock
-from seamark.commands.confinement.jobs import PATHS, give_up_privileges
+from seamark.commands.confinement.jobs import PATHS, protect_memory_and_rights
 from seamark.connector.client.errors import ClientError, InvalidRequest, Refused, Unavailable
 from seamark.connector.client.file_systems import find_client_storage
 from seamark.connector.client.storage import confine, open_confined_folders
@@ -227,7 +227,7 @@ def restrict_process(*, memory_bytes: int, time_s: float) -> None:
         if limit or resource_kind == resource.RLIMIT_FSIZE:
             soft_limit = limit if hard_limit == resource.RLIM_INFINITY else min(limit, hard_limit)
             resource.setrlimit(resource_kind, (soft_limit, soft_limit))
-    give_up_privileges()
+    protect_memory_and_rights()
     landlock.forbid_changes()
 
 

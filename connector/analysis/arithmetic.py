@@ -26,10 +26,17 @@ _FACTOR_MIN, _SCALED_MAX, _BOUND_UNIT = Decimal("1e-6"), Decimal("1e12"), Decima
 """The smallest factor and the largest value for which a product is inverted, and the precision of the result."""
 
 
-def compare_moved(op: str, node: exp.Expr, literal: Literal, reader: ComparisonReader) -> Condition | None:
-    """Return a comparison of the column with the result of the inverse operation on the literal.
+def move_operands_to_literal(op: str, node: exp.Expr, literal: Literal, reader: ComparisonReader) -> Condition | None:
+    """Read a comparison of arithmetic on a column as a comparison of the column itself.
 
-    Overflow needs no attention, because Trino fails on overflow.
+    The inverse operation is applied to the literal, so `c + 1 > 5` becomes `c > 4`. Overflow needs no attention,
+    because Trino fails on overflow. Return None for other arithmetic.
+
+    Args:
+        op: The operator of the comparison.
+        node: The arithmetic expression.
+        literal: The literal with which the expression is compared.
+        reader: The reader of the condition.
     """
     if isinstance(node, exp.Neg):
         return _compare_shifted(FLIPPED[op], node.this, literal, -1, Decimal(0), reader)
@@ -169,18 +176,21 @@ def _compare_scaled(
     relative_error = (
         Decimal(0) if is_exact and not is_quotient else _RELATIVE_ERRORS_MAX.get(base, _RELATIVE_ERRORS_MAX["double"])
     )
+    # A rounded product near zero also has an absolute error.
+    product_error = _PRODUCT_ERROR if relative_error else Decimal(0)
     bounds: list[Condition | None] = []
+    # An equality becomes a lower and an upper bound. < and > become <= and >=, because the bounds are not exact.
     for direction in {"=": (">=", "<="), ">": (">=",), "<": ("<=",)}.get(op, (op,)):
         sign = -1 if direction == ">=" else 1
-        widened_value = value + sign * (
-            absolute_error + abs(value) * relative_error + (relative_error and _PRODUCT_ERROR)
-        )
+        widened_value = value + sign * (absolute_error + abs(value) * relative_error + product_error)
         bound = (
             EXACT.multiply(widened_value, factor_value) if is_quotient else EXACT.divide(widened_value, factor_value)
         )
         is_lower = (direction == ">=") == (factor_value > 0)
         rounding = ROUND_FLOOR if is_lower else ROUND_CEILING
+        # Rounding to `_BOUND_UNIT` moves the bound outwards and limits its digits.
         rounded_bound = bound.quantize(_BOUND_UNIT, rounding=rounding, context=EXACT)
+        # A double has 17 significant digits, so 26 digits are enough.
         number = (
             _make_number_literal(rounded_bound.normalize(EXACT))
             if is_exact
@@ -269,5 +279,5 @@ def _compare_within_days(column: exp.Expr, other: exp.Expr, sign: int, days: int
     """Return `column <= other + days` or, with a negative sign, `column >= other - days`."""
     days *= sign
     interval = exp.Interval(this=exp.Literal.string(abs(days)), unit=exp.Var(this="DAY"))
-    shifted_column = (exp.Add if days >= 0 else exp.Sub)(this=other, expression=interval)
-    return (exp.LTE if sign > 0 else exp.GTE)(this=column, expression=shifted_column)
+    limit = (exp.Add if days >= 0 else exp.Sub)(this=other, expression=interval)
+    return (exp.LTE if sign > 0 else exp.GTE)(this=column, expression=limit)

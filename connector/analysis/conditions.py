@@ -17,9 +17,9 @@ from seamark.connector.analysis.operands import CommonType, OperandClasses, comp
 from seamark.connector.analysis.relative_times import parse_span
 from seamark.connector.analysis.texts import (
     compare_formatted_prefix,
-    compare_list_in_case,
-    compare_pattern_in_case,
     find_function,
+    read_case_list,
+    read_case_pattern,
     read_like_predicate,
 )
 from seamark.connector.plans.conditions import (
@@ -67,13 +67,27 @@ class ConditionReader:
         self._today = today
         self.utc = utc
 
-    def read(self, node: exp.Expr, resolve: Resolve, kind: GetKind) -> Condition | None:
-        """Return a condition that is true for each row for which `node` is true, or None."""
-        return _BlockConditionReader(self, self._today, resolve, kind).read(node, negated=False)
+    def read(self, node: exp.Expr, resolve_column: Resolve, find_kind: GetKind) -> Condition | None:
+        """Return a condition that is true for each row for which `node` is true, or None if every row may meet it.
 
-    def read_exact_comparison(self, node: exp.Expr, resolve: Resolve, kind: GetKind) -> ColumnComparison | None:
-        """Return a comparison of a column that is true for exactly the rows for which `node` is true, or None."""
-        return _BlockConditionReader(self, self._today, resolve, kind).read_exact_comparison(node)
+        Args:
+            node: The SQL expression.
+            resolve_column: Returns the source column to which a column in the expression refers, or None.
+            find_kind: Returns the Iceberg type of a source column, or None.
+        """
+        return _BlockConditionReader(self, self._today, resolve_column, find_kind).read(node, negated=False)
+
+    def read_exact_comparison(
+        self, node: exp.Expr, resolve_column: Resolve, find_kind: GetKind
+    ) -> ColumnComparison | None:
+        """Return a comparison of a column that is true for exactly the rows for which `node` is true, or None.
+
+        Args:
+            node: The SQL expression.
+            resolve_column: Returns the source column to which a column in the expression refers, or None.
+            find_kind: Returns the Iceberg type of a source column, or None.
+        """
+        return _BlockConditionReader(self, self._today, resolve_column, find_kind).read_exact_comparison(node)
 
     def read_literal(self, node: exp.Expr) -> Literal | None:
         return parse_literal(node, casts_decimal=self._casts_decimal)
@@ -110,6 +124,7 @@ class _BlockConditionReader:
                 parts = [self.read(part, negated=negated) for part in nodes]
                 if isinstance(node, exp.And) == negated:
                     return any_of(parts)
+                # Together, `year(c) = 2026 AND month(c) = 3` are a range of `c`. Each of them alone is not a range.
                 return all_of(
                     [*parts, *(restrict_to_months(self._find_equalities(nodes), self) if not negated else ())]
                 )
@@ -244,9 +259,7 @@ class _BlockConditionReader:
         if compared_in is not None:
             literals = [None if literal is None else compared_in.convert_literal(side, literal) for literal in literals]
         known_literals = [literal for literal in literals if literal is not None]
-        list_condition = (
-            compare_list_in_case(side, known_literals, self) if len(known_literals) == len(literals) else None
-        )
+        list_condition = read_case_list(side, known_literals, self) if len(known_literals) == len(literals) else None
         return disjunction if list_condition is None else all_of([drop_functions(disjunction), list_condition])
 
     def _compare_sides(
@@ -299,7 +312,7 @@ class _BlockConditionReader:
         like_condition = read_like_predicate(term.column, pattern, escape_character, function, negated=negated)
         if negated or not isinstance(side, exp.Lower | exp.Upper) or not is_valid_pattern(pattern, escape_character):
             return like_condition
-        return all_of([like_condition, compare_pattern_in_case(side, pattern, escape_character, self)])
+        return all_of([like_condition, read_case_pattern(side, pattern, escape_character, self)])
 
     def _read_times_like(self, node: exp.Expr) -> Condition | None:
         """Read LIKE with a prefix of a formatted date, such as `CAST(day AS varchar) LIKE '2026-01-%'`."""

@@ -15,14 +15,14 @@ from itertools import product
 
 from sqlglot import exp
 
-from seamark.connector.analysis.arithmetic import compare_days_between, compare_moved, compare_quotient
+from seamark.connector.analysis.arithmetic import compare_days_between, compare_quotient, move_operands_to_literal
 from seamark.connector.analysis.comparisons import ComparisonReader, compare_range, have_same_class, make_moment_literal
 from seamark.connector.analysis.literals import parse_unit
 from seamark.connector.analysis.texts import (
     compare_formatted,
-    compare_in_case,
     compare_prefix,
     parse_formatted_time,
+    read_case_comparison,
 )
 from seamark.connector.analysis.truncations import find_period
 from seamark.connector.plans.conditions import NEVER, Condition, all_of, any_of
@@ -40,13 +40,13 @@ def compare_function(op: str, node: exp.Expr, literal: Literal, reader: Comparis
         case exp.Substring() | exp.Left():
             return compare_prefix(op, node, literal, reader)
         case exp.Lower() | exp.Upper() if op in ("=", "<>") and literal.kind == "text":
-            return compare_in_case(op, node, literal.value, reader)
+            return read_case_comparison(op, node, literal.value, reader)
         case exp.Coalesce() | exp.Case() | exp.If() | exp.Nullif():
             return any_of(_compare_branches(op, node, literal, reader))
         case exp.Cast() if type(node) is exp.Cast and _keeps_value(node, reader):
             return reader.compare(op, node.this, literal)
         case exp.Add() | exp.Sub() | exp.Mul() | exp.Neg() | exp.DateAdd():
-            return compare_moved(op, node, literal, reader)
+            return move_operands_to_literal(op, node, literal, reader)
         # The dialect of this statement defines the quotient of two integers as an integer.
         case exp.Div() if node.args.get("typed"):
             return compare_quotient(op, node.this, literal, node.expression, reader)
@@ -138,10 +138,14 @@ def _read_cases(
 def read_case(
     node: exp.Case | exp.If, reader: ComparisonReader, read_result: Callable[[exp.Expr], Condition | None]
 ) -> Condition | None:
-    """Return a condition for a CASE whose results are themselves conditions.
+    """Return a condition for a CASE whose results are themselves conditions, such as `CASE WHEN a = 1 THEN b > 2 END`.
 
-    It is true for each row for which the result that CASE selects meets the condition that `read_result` returns for
-    this result.
+    CASE selects one result for each row. The condition is true for each row that meets its selected result.
+
+    Args:
+        node: The CASE or IF expression.
+        reader: The reader of the condition.
+        read_result: Returns the condition of a result of CASE, or None if every row may meet it.
     """
     case_operand = node.this if isinstance(node, exp.Case) else None
     branches = node.args["ifs"] if isinstance(node, exp.Case) else [node]

@@ -218,7 +218,14 @@ def _convert_unix_time(seconds: int) -> Literal | None:
 
 
 def _cast(literal: Literal | None, target_type: exp.DataType, casts_decimal: bool) -> Literal | None:
-    """Return the literal cast to a type, or None if the cast is not supported or its result is uncertain."""
+    """Return the literal cast to a type, or None if the cast is not supported or its result is uncertain.
+
+    Args:
+        literal: The literal, or None.
+        target_type: The type to which it is cast.
+        casts_decimal: Whether the statement may convert values to decimals. A text with a fraction is then not read as
+            a decimal, because the conversion may round it.
+    """
     if literal is None:
         return None
     if literal.kind == "null":  # A NULL with a type can change the common type of the other operands.

@@ -92,7 +92,9 @@ def compute_common_class(classes: Iterable[str | None]) -> str | None:
 
 @dataclass(frozen=True)
 class CommonType:
-    """The common type of the operands of one predicate.
+    """The type to which an engine converts all operands of one predicate before it compares them.
+
+    A class is a group of types whose values are compared exactly, such as `EXACT` (integers and decimals) or `TEXT`.
 
     Attributes:
         target: The class of the common type, or None if it is unknown.
@@ -104,27 +106,33 @@ class CommonType:
     classes: Mapping[int, str | None] = field(default_factory=dict)
     """The classes of the operands, by the `id` of their nodes."""
 
-    def choose_literal(self, literal: Literal, side: str | None) -> Literal | None:
-        """Return the literal that replaces `literal` in a comparison with an operand of the class `side`.
+    def choose_literal(self, literal: Literal, operand_class: str | None) -> Literal | None:
+        """Return the literal to compare with a column, so that the result is the same as in the common type.
 
-        The comparison with the result is equivalent to the comparison in the common type. Return None if there is no
-        such literal.
+        If the common type is DOUBLE, an integer or decimal becomes a double. Return None if no literal gives the same
+        result.
+
+        Args:
+            literal: The literal of the predicate.
+            operand_class: The class of the column or expression that is compared with the literal. `ANY` means an
+                unknown type.
         """
         literal_class = get_literal_class(literal)
         if self.target is None:
             return None
         if (
             literal_class == NULL
-            or (literal_class if side == ANY else compute_common_class((literal_class, side))) == self.target
+            or (literal_class if operand_class == ANY else compute_common_class((literal_class, operand_class)))
+            == self.target
         ):
             return literal
         if self.target == DOUBLE and literal_class == EXACT:
             return _convert_to_double(literal)
         return literal if self.target == ZONED and self.utc else None
 
-    def convert_literal(self, side: exp.Expr, literal: Literal) -> Literal | None:
-        """Return the literal that replaces `literal` in a comparison with the operand `side` (`choose_literal`)."""
-        return self.choose_literal(literal, self.classes.get(id(side)))
+    def convert_literal(self, operand: exp.Expr, literal: Literal) -> Literal | None:
+        """Return the literal to compare with the expression `operand`, or None, as `choose_literal` does."""
+        return self.choose_literal(literal, self.classes.get(id(operand)))
 
 
 def _convert_to_double(literal: Literal) -> Literal | None:
@@ -137,7 +145,10 @@ def _convert_to_double(literal: Literal) -> Literal | None:
 
 
 def compute_common_type(classes: Iterable[str | None], *, utc: bool) -> CommonType:
-    """Return the common type of operands of these classes. One of the classes may be `ANY`."""
+    """Return the common type of operands of these classes. A class is a group of types, such as integers and decimals.
+
+    One of the classes may be `ANY`, the class of a column whose type is unknown.
+    """
     return CommonType(_choose_target(list(classes)), utc)
 
 

@@ -215,7 +215,7 @@ class Queries:
             tree=None if tables.tree is None else build_join_tree(tables.tree, predicates.find_join_predicate),
             outputs=names,
             where=None if where_clause is None else predicates.read_predicate(where_clause.this),
-            passes=passes,
+            passes_conditions=passes,
             needs_rows=passes
             and not windows
             and not node.args.get("order")
@@ -396,7 +396,7 @@ def _find_grouping_keys(node: exp.Expr) -> list[exp.Expr]:
     """Return the expressions that have a single value in each group.
 
     With several grouping sets, these are the expressions in every set. If no expression is in every set, one group may
-    contain all rows.
+    contain all rows. With GROUP BY ALL or another modifier, the keys are not read, and the list is empty.
     """
     group = node.args.get("group")
     if group is None or _list_arguments(group, set(group.args) - {"expressions"}):

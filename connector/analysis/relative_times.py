@@ -23,8 +23,9 @@ from seamark.connector.analysis.truncations import truncate
 from seamark.connector.plans.literals import Literal
 
 _CURRENT = re.compile(r"\b(?:current_date|current_timestamp|localtimestamp|now|today)\b", re.IGNORECASE)
-_BEFORE, _AFTER = timedelta(days=2), timedelta(days=3)
-_ZONES = timedelta(days=2)
+_BEFORE_TODAY, _AFTER_TODAY = timedelta(days=2), timedelta(days=3)
+"""The distances of the ends of the span of the current time from the date in UTC at which the statement is analysed."""
+_ZONE_DIFFERENCE_MAX = timedelta(days=2)
 """An upper bound of the difference between the local times of two zones."""
 _TIMES = frozenset({exp.DataType.Type.DATE, exp.DataType.Type.TIMESTAMP, exp.DataType.Type.TIMESTAMPTZ})
 
@@ -40,9 +41,10 @@ class DateSpan:
     high: date
 
     def choose_literal(self, op: str) -> Literal:
-        """Return the end of the span for which a comparison by `op` is true if it is true for any value of the span.
+        """Return the end of the span with which a comparison by `op` is true if it is true for any value of the span.
 
-        The literal has no zone, because the span is wide enough for all zones.
+        For `c > value`, this is the lower end: if `c` is greater than any value of the span, it is greater than the
+        lower end. The literal has no zone, because the span is wide enough for all zones.
 
         Args:
             op: One of <, <=, >, >=.
@@ -52,23 +54,29 @@ class DateSpan:
     def move(self, unit: str, count: int) -> DateSpan:
         """Move both ends of the span by a number of units.
 
+        Adding months can make the results in two time zones differ by more than a day, so the span becomes wider. Other
+        units have a fixed length, and the ends are rounded outwards to whole days.
+
         Raises:
             OverflowError: An end is outside the range of dates.
             ValueError: An end is outside the range of dates.
         """
         if unit not in UNITS:
             low, high = (add_months(bound, unit, count) for bound in (self.low, self.high))
-            return DateSpan(low - _ZONES, high + _ZONES)
-        days_moved, day = count * UNITS[unit], timedelta(days=1)
-        return DateSpan(self.low + days_moved // day * day, self.high - (-days_moved // day) * day)
+            return DateSpan(low - _ZONE_DIFFERENCE_MAX, high + _ZONE_DIFFERENCE_MAX)
+        shift, day = count * UNITS[unit], timedelta(days=1)
+        # `//` rounds down, so the lower end is rounded down and, with two signs changed, the upper end is rounded up.
+        return DateSpan(self.low + shift // day * day, self.high - (-shift // day) * day)
 
 
 def parse_span(node: exp.Expr | None, today: date | None) -> DateSpan | None:
-    """Return the span of an expression of the current time, or None for other expressions.
+    """Return the range of dates that an expression such as `current_date - INTERVAL '7' DAY` can have.
+
+    Return None for expressions that do not depend on the current time.
 
     Args:
         node: The expression.
-        today: The date in UTC, or None if the expression must not be read.
+        today: The date in UTC. With None, no expression of the current time is read, and the result is None.
     """
     if today is None or node is None or sum(1 for _ in node.find_all(exp.AtTimeZone)) > 1:
         return None  # Repeated conversions between zones may move the value further.
@@ -79,10 +87,10 @@ def parse_span(node: exp.Expr | None, today: date | None) -> DateSpan | None:
 
 
 def _parse_operand(node: exp.Expr | None, today: date) -> DateSpan | None:
-    """Return the dates that an expression such as `CURRENT_DATE` may have, or None for another expression.
+    """Return the range of dates that an expression such as `CURRENT_DATE` can have, or None for another expression.
 
-    The start of a period is the start for the lower end of the span, since the period may begin earlier in another
-    zone, and the upper end stays unchanged.
+    For the start of a period, such as `date_trunc('month', now())`, the lower end of the range is moved to the start of
+    its period, and further because the period may begin earlier in another zone. The upper end stays unchanged.
     """
     match node:
         case exp.Paren() | exp.AtTimeZone():
@@ -92,10 +100,14 @@ def _parse_operand(node: exp.Expr | None, today: date) -> DateSpan | None:
         case exp.Cast() if type(node) is exp.Cast and node.to.this in _TIMES:
             return _parse_operand(node.this, today)
         case exp.CurrentDate() | exp.CurrentTimestamp() | exp.Localtimestamp():
-            return DateSpan(today - _BEFORE, today + _AFTER)
+            return DateSpan(today - _BEFORE_TODAY, today + _AFTER_TODAY)
         case exp.TimestampTrunc() | exp.DateTrunc():
             inner = _parse_operand(node.this, today)
-            return None if inner is None else DateSpan(truncate(inner.low, parse_unit(node)) - _ZONES, inner.high)
+            return (
+                None
+                if inner is None
+                else DateSpan(truncate(inner.low, parse_unit(node)) - _ZONE_DIFFERENCE_MAX, inner.high)
+            )
         case exp.Add() | exp.Sub():
             inner, interval = _parse_operand(node.this, today), parse_interval(node.expression)
             if inner is None or interval is None:

@@ -71,22 +71,22 @@ def parse_query(statement: str, parameters: Sequence[str] = ()) -> ParsedQuery:
         raise UnsupportedStatement
     inner = extract_query(statement, parameters)
     try:
-        words = tokenize_sql(_TRINO, inner.text)
-        trees = parse_statements(_TRINO, inner.text, words)
+        sqlglot_tokens = tokenize_sql(_TRINO, inner.text)
+        trees = parse_statements(_TRINO, inner.text, sqlglot_tokens)
     except (SqlglotError, RecursionError):  # sqlglot may raise RecursionError for deeply nested statements.
         raise UnsupportedStatement from None
     if len(trees) != 1 or trees[0] is None:
         raise UnsupportedStatement
-    return _check_query(inner, trees[0], words)
+    return _check_query(inner, trees[0], sqlglot_tokens)
 
 
-def use_parsed_query(text: str, tree: exp.Expr, words: Sequence[Any]) -> ParsedQuery:
+def use_parsed_query(text: str, tree: exp.Expr, sqlglot_tokens: Sequence[Any]) -> ParsedQuery:
     """Return the result of `parse_query` for a query that sqlglot has already parsed.
 
     Args:
         text: The query, in Trino's dialect.
         tree: The tree of the query.
-        words: The tokens into which sqlglot has split the query.
+        sqlglot_tokens: The tokens into which sqlglot has split the query.
 
     Raises:
         UnsupportedStatement: The query is not fully supported.
@@ -94,10 +94,10 @@ def use_parsed_query(text: str, tree: exp.Expr, words: Sequence[Any]) -> ParsedQ
     tokens = tokenize_trino(text)
     if any(token.word == "?" for token in tokens):
         raise UnsupportedStatement
-    return _check_query(QueryText(text, tokens, range(len(text) + 1)), tree, words)
+    return _check_query(QueryText(text, tokens, range(len(text) + 1)), tree, sqlglot_tokens)
 
 
-def _check_query(inner: QueryText, tree: exp.Expr, words: Sequence[Any]) -> ParsedQuery:
+def _check_query(inner: QueryText, tree: exp.Expr, sqlglot_tokens: Sequence[Any]) -> ParsedQuery:
     """Check that sqlglot and Trino split a query into the same tokens, and return the parsed query.
 
     A query that both read differently could get a wrong condition. `casts_decimal` is found in the tokens by `AS
@@ -107,7 +107,7 @@ def _check_query(inner: QueryText, tree: exp.Expr, words: Sequence[Any]) -> Pars
         UnsupportedStatement: The tokens differ, or the query is not fully supported.
     """
     starts, ends = {token.start for token in inner.tokens}, {token.end for token in inner.tokens}
-    if any(word.start not in starts or word.end + 1 not in ends for word in words):
+    if any(token.start not in starts or token.end + 1 not in ends for token in sqlglot_tokens):
         raise UnsupportedStatement
     try:
         check_relations(tree)
@@ -210,7 +210,9 @@ def read_from_view(scan: Scan, name: str) -> Replacement:
     The scan must have no FOR VERSION. The replacement may include an alias.
     """
     text = quote_name(name) + (scan.alias_needed or "")
-    return Replacement(scan.name_start, scan.end, text.replace("'", "''") if scan.quoted else text)
+    if scan.quoted:  # The query is inside a string literal of the statement, in which a quote is doubled.
+        text = text.replace("'", "''")
+    return Replacement(scan.name_start, scan.end, text)
 
 
 def _build_relations(
@@ -271,7 +273,8 @@ class _ReferencePositions:
         if any(number is None for number in numbers):
             return None
         first, last = int(numbers[0] or 0), int(numbers[-1] or 0)
-        # Between two parts of the name, there is only a dot.
+        # Between two parts of the name, there is only a dot. A token such as FROM must precede the name, so the name is
+        # not the first token.
         if last - first != 2 * (len(names) - 1) or first == 0 or tokens[first - 1].word not in _TOKENS_BEFORE_TABLE:
             return None
         has_alias = node.args.get("alias") is not None
@@ -301,6 +304,7 @@ class _ReferencePositions:
             condition=build_condition(table, utc=utc),
             likes=list_string_likes([table]),
             quoted=self._text.quoted,
+            # Another table name would break columns that are qualified by the schema and the table.
             renamable=has_alias or names[-1] not in self._schemas,
             ref=clause_version if isinstance(clause_version, str) else None,
         )

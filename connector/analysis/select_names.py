@@ -71,9 +71,10 @@ def iter_joins(tree: ParsedTree | None) -> Iterator[ParsedJoin]:
 
 
 def build_join_tree(tree: ParsedTree, predicate_on: Callable[[ParsedJoin], Predicate]) -> JoinTree:
-    """Return a join tree of the algebra for a parsed join tree.
+    """Convert the parsed joins of FROM to a tree of `SourceJoin` nodes.
 
-    A join without ON and USING has a predicate that is always true.
+    Conditions are pushed down to the sources along this tree. A join without ON and USING has a predicate that is
+    always true.
 
     Args:
         tree: The parsed tree. A number is the position of a single source in FROM.
@@ -193,7 +194,7 @@ class SelectNames:
         """
         if isinstance(tree, int):
             has_name = self.sources[tree].relation.has(name)
-            if has_name is None:
+            if has_name is None:  # The columns are unknown. The name is in this source if no other source has it.
                 answers = (source.relation.has(name) for number, source in enumerate(self.sources) if number != tree)
                 has_name = all(other is False for other in answers)
             return (tree, name) if has_name and is_plain_name(name) else None
@@ -206,7 +207,11 @@ class SelectNames:
         kind = self.find_kind(left)
         if kind is None or self.find_kind(right) != kind:  # If the types differ, the engine converts one of the values.
             return None
-        return left if not tree.keeps_right else right if is_exact(kind) else None
+        if not tree.keeps_right:  # Each row has a left side, so the merged column is the column of the left side.
+            return left
+        # Each row has a right side. A left value may be equal to the right value, but differ from it, as 0.0 and -0.0
+        # do. For an exact type, equal values are identical.
+        return right if is_exact(kind) else None
 
     def is_outer_name(self, column: exp.Column) -> bool:
         """Return whether a column certainly belongs to an outer block. Return False for a field of a struct."""
@@ -311,7 +316,7 @@ def find_output_name(projection: exp.Expr) -> str | None:
 def find_output_names(projections: Sequence[exp.Expr]) -> tuple[str | None, ...]:
     """Return the names of output columns, none of which is a star.
 
-    A literal or an extreme without an alias gets a name that no statement can contain.
+    A literal, a minimum or a maximum without an alias gets a name that no statement can contain.
     """
     return tuple(
         find_output_name(projection) or (f"\0{number}" if isinstance(projection, (*_LITERALS, *_EXTREMES)) else None)

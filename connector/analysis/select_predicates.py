@@ -18,8 +18,8 @@ from seamark.connector.analysis.algebra.equivalences import (
     Limit,
     Pair,
     Predicate,
-    has_ranges,
-    is_comparable,
+    can_limit,
+    is_equality_exact,
     is_year_number,
     iter_period_semi_joins,
     iter_range_semi_joins,
@@ -176,7 +176,7 @@ class PredicateReader:
                 yield left, right
 
     def _are_comparable(self, left: ColumnReference, right: ColumnReference) -> bool:
-        return is_comparable(self._find_kind(left), self._find_kind(right))
+        return is_equality_exact(self._find_kind(left), self._find_kind(right))
 
     def _find_kind(self, reference: ColumnReference) -> str | None:
         """Return the type of a stored column, or of an extreme of a stored column."""
@@ -195,20 +195,20 @@ class PredicateReader:
                 case exp.In() if {name for name, value in part.args.items() if value} == {"this", "query"}:
                     query = self._queries.get(id(part.args["query"]))
                     columns = part.this.expressions if isinstance(part.this, exp.Tuple) else [part.this]
-                    yield from self._read_values_in(columns, query)
-                    yield from self._read_values_of_exists(query)
+                    yield from self._find_in_conditions(columns, query)
+                    yield from self._find_exists_semi_joins(query)
                 case exp.EQ():
                     for column, other in ((part.this, part.expression), (part.expression, part.this)):
                         inner = other.this if isinstance(other, exp.Any) else other
-                        yield from self._read_values_in([column], self._queries.get(id(inner)))
+                        yield from self._find_in_conditions([column], self._queries.get(id(inner)))
                 case exp.Exists():
-                    yield from self._read_values_of_exists(self._queries.get(id(part.this)))
+                    yield from self._find_exists_semi_joins(self._queries.get(id(part.this)))
                 case _:
                     for column, op, other in self._read_inequalities(part):
                         inner = other.this if isinstance(other, exp.Any) else other
-                        yield from self._read_values_beside(column, op, self._queries.get(id(inner)))
+                        yield from self._find_order_semi_joins(column, op, self._queries.get(id(inner)))
 
-    def _read_values_in(self, columns: Sequence[exp.Expr], query: Relation | None) -> Iterator[Condition]:
+    def _find_in_conditions(self, columns: Sequence[exp.Expr], query: Relation | None) -> Iterator[Condition]:
         """Yield conditions on columns that must together equal the columns of one row of the query.
 
         Args:
@@ -223,14 +223,14 @@ class PredicateReader:
             reference = self._names.resolve_node(column)
             if reference is None or name is None:
                 continue
-            if is_comparable(self._names.find_kind(reference), _find_output_kind(query, name)):
+            if is_equality_exact(self._names.find_kind(reference), _find_output_kind(query, name)):
                 pairs.append((reference, name))
         for reference, name in pairs:
             yield from iter_extreme_semi_joins(reference, self._names.find_kind(reference), "=", query, name)
         if pairs:
             yield from list_partner_conditions(pairs, query)
 
-    def _read_values_beside(self, column: exp.Expr, op: str, query: Relation | None) -> Iterator[SemiJoin]:
+    def _find_order_semi_joins(self, column: exp.Expr, op: str, query: Relation | None) -> Iterator[SemiJoin]:
         """Yield semi-joins for a column that must be less or greater than the column of one row of the query."""
         names = None if query is None else query.list_names()
         reference = self._names.resolve_node(column)
@@ -239,13 +239,13 @@ class PredicateReader:
             return
         kind = self._names.find_kind(reference)
         yield from iter_extreme_semi_joins(reference, kind, op, query, name)
-        if has_ranges(kind, _find_output_kind(query, name)) and not is_beyond_extreme(op, query, name):
+        if can_limit(kind, _find_output_kind(query, name)) and not is_beyond_extreme(op, query, name):
             yield from iter_range_semi_joins(reference, [Limit(op, name)], query)
 
-    def _read_values_of_exists(self, query: Relation | None) -> Iterator[SemiJoin]:
-        """Yield semi-joins for columns of this SELECT that the WHERE of a subquery requires to equal its columns.
+    def _find_exists_semi_joins(self, query: Relation | None) -> Iterator[SemiJoin]:
+        """Yield semi-joins for the columns of this SELECT that are compared in the WHERE of a subquery.
 
-        The subquery is one that must return a row, as in EXISTS.
+        The subquery must return a row, as in EXISTS. Its WHERE requires these columns to equal columns of the subquery.
         """
         select = self._selects.get(id(query))
         if select is not None:
@@ -266,7 +266,7 @@ class PredicateReader:
                 outer = self._names.resolve(outside) if query.names.is_outer_name(outside) else None
                 if own_column is None or outer is None:
                     continue
-                if is_comparable(self._names.find_kind(outer), query.names.find_kind(own_column)):
+                if is_equality_exact(self._names.find_kind(outer), query.names.find_kind(own_column)):
                     pairs.append((own_column, outer))
         return tuple(pairs)
 
@@ -302,11 +302,15 @@ class PredicateReader:
                 comparisons += [(part.this, ">=", low), (part.this, "<=", high)]
         for left, op, right in comparisons:
             sides = left.unnest(), right.unnest()
-            yield sides[0], op, _keep_query(right, sides[1])
-            yield sides[1], FLIPPED[op], _keep_query(left, sides[0])
+            # A subquery keeps its brackets, because `self._queries` has it under the node with the brackets.
+            yield sides[0], op, _choose_operand_node(right, sides[1])
+            yield sides[1], FLIPPED[op], _choose_operand_node(left, sides[0])
 
     def _find_class(self, operand: exp.Expr) -> str | None:
-        """Return the class (`operands.py`) of a column, a subquery or a literal, or None if it is unknown."""
+        """Return the type class of a column, a subquery or a literal, or None if it is unknown.
+
+        All types of one class, such as integers and decimals, are compared exactly (`operands.py`).
+        """
         query = self._queries.get(id(operand))
         if query is not None:
             names = query.list_names()
@@ -332,7 +336,7 @@ class PredicateReader:
                     continue
                 kind, relation = self._names.find_kind(reference), self._names.sources[partner[0]].relation
                 yield from iter_extreme_semi_joins(reference, kind, op, relation, partner[1])
-                if has_ranges(kind, self._find_kind(partner)) and not is_beyond_extreme(op, relation, partner[1]):
+                if can_limit(kind, self._find_kind(partner)) and not is_beyond_extreme(op, relation, partner[1]):
                     limits.setdefault((reference, partner[0]), []).append(Limit(op, partner[1]))
         for (reference, source), source_limits in limits.items():
             yield from iter_range_semi_joins(reference, source_limits, self._names.sources[source].relation)
@@ -354,14 +358,15 @@ class Period(NamedTuple):
     is_number: bool = False
 
     def has_values_of(self, kind: str | None, partner_kind: str | None) -> bool:
-        """Return whether the values of a partner's column identify periods of a column.
+        """Return whether each value of the column on the other side of the equality identifies one period.
 
+        For example, in `date_trunc('month', a.time) = b.month`, each date in `b.month` identifies a month of `a.time`.
         A time with a zone cannot be compared with a time without a zone, because their values do not identify the same
         period.
 
         Args:
-            kind: The type of the column whose period is compared.
-            partner_kind: The type of the partner's column.
+            kind: The type of the column whose period is compared, such as `a.time`.
+            partner_kind: The type of the column on the other side, such as `b.month`.
         """
         if kind == "date" and self.transform == HOUR:
             return False
@@ -411,7 +416,7 @@ def find_extremes(names: SelectNames) -> dict[str, Extreme]:
     }
 
 
-def _keep_query(node: exp.Expr, inner: exp.Expr) -> exp.Expr:
+def _choose_operand_node(node: exp.Expr, inner: exp.Expr) -> exp.Expr:
     """Return `node` if it is a subquery, and `inner` otherwise.
 
     Args:

@@ -58,7 +58,7 @@ class StatementText:
     today: date | None = None
     """The date in UTC if the text may contain the current time, otherwise None."""
     columns: tuple[str, ...] = ()
-    """The columns of a view whose types are found. If it is not empty, the scans are not collected."""
+    """Columns of a view. If there are any, only their types are determined, and no scans are collected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +79,11 @@ _CLIENT: ContextVar[tuple[str, str]] = ContextVar("client", default=("address", 
 
 @contextmanager
 def set_client(address: str, user: str) -> Iterator[None]:
-    """Set the client for which statements are read in the block, and in the tasks that the block starts.
+    """Set the client whose statements the block analyses. Tasks that the block starts have the same client.
 
-    The reader alternates between addresses, and between the users of an address. The proxy does not authenticate the
-    user, so the address comes first.
+    `StatementReader` processes the texts of different addresses alternately, and for each address the texts of its
+    users alternately. The proxy does not authenticate the user, so a client could use many user names. Therefore the
+    texts are first divided by address.
     """
     token = _CLIENT.set((f"address {address}", f"user {user} at {address}"))
     try:
@@ -197,7 +198,7 @@ def _read(
 
     try:
         query = query or parse_query(text.text, text.parameters)
-        if text.columns:
+        if text.columns:  # The text is a view, of which only the types of its columns are needed.
             column_types = find_result_types(query, text.columns, find_columns=find_columns)
             return query, ReadStatement((), tuple(table_names), column_types)
         scans = collect_scans(query, find_columns=find_columns, utc=text.utc, today=text.today)

@@ -130,6 +130,7 @@ def compare_formatted_prefix(node: exp.Expr, prefix: str, reader: ComparisonRead
         start, end = find_period(start, "YEAR" if month is None else "MONTH" if day is None else "DAY")
     except (ValueError, OverflowError):
         return None
+    # A text such as 10000-01-01 also begins with 1000: a year after 9999 has five digits.
     return any_of(
         [compare_range(time.column, start, end, Literal("date", ""), reader), _compare_later_years(time.column, reader)]
     )
@@ -138,8 +139,9 @@ def compare_formatted_prefix(node: exp.Expr, prefix: str, reader: ComparisonRead
 def compare_prefix(op: str, node: exp.Expr, literal: Literal, reader: ComparisonReader) -> Condition | None:
     """Read a comparison of the first code points of a text, such as `substr(c, 1, 2) = 'ab'`.
 
-    If the literal is shorter than the prefix, the column itself compares like the prefix: it can equal the literal only
-    if it is not longer. If the literal is longer, the prefix never equals it.
+    If the literal has fewer characters than `substr` can return, the whole column compares like its prefix. For
+    example, `substr(c, 1, 2) = 'a'` is true only if c is 'a'. If the literal has more characters, the prefix never
+    equals it.
     """
     if isinstance(node, exp.Substring):
         start, size = node.args.get("start"), node.args.get("length")
@@ -175,17 +177,17 @@ def compare_prefix(op: str, node: exp.Expr, literal: Literal, reader: Comparison
     return None
 
 
-def compare_in_case(op: str, node: exp.Lower | exp.Upper, text: str, reader: ComparisonReader) -> Condition | None:
+def read_case_comparison(op: str, node: exp.Lower | exp.Upper, text: str, reader: ComparisonReader) -> Condition | None:
     """Read a comparison of `lower(c)` or `upper(c)` with a text.
 
-    The result has up to three conditions, of which the server uses those that it can evaluate: comparisons with the
-    texts that become `text`, a comparison for an index on the function, and a LIKE.
+    The result has up to three conditions, of which the server uses those that it can evaluate: comparisons of the
+    column with each text that the function converts to `text`, a comparison for an index on the function, and a LIKE.
     """
-    column = reader.compare_column("=", node.this, Literal("text", text))
+    column = _find_text_column(node, reader)
     if column is None:
         return None
     pattern = "".join(f"\\{character}" if character in "%_\\" else character for character in text)
-    like = read_like_predicate(column.column, pattern, "\\", find_function(node), negated=op == "<>")
+    like = read_like_predicate(column, pattern, "\\", find_function(node), negated=op == "<>")
     condition = None
     if op == "=":
         variants, is_whole = _list_case_variants(text, lower=isinstance(node, exp.Lower))
@@ -194,32 +196,38 @@ def compare_in_case(op: str, node: exp.Lower | exp.Upper, text: str, reader: Com
             condition = any_of(
                 reader.compare_column(comparison_op, node.this, Literal("text", variant)) for variant in variants
             )
-        condition = all_of([condition, _compare_function_value("=", column.column, node, [Literal("text", text)])])
+        condition = all_of([condition, _compare_function_value("=", column, node, [Literal("text", text)])])
     return all_of([condition, like])
 
 
-def compare_list_in_case(
+def read_case_list(
     node: exp.Lower | exp.Upper, literals: Sequence[Literal], reader: ComparisonReader
 ) -> Condition | None:
     """Read `lower(c) IN (texts)` or `upper(c) IN (texts)` as a condition that an index on the function can evaluate."""
-    column = reader.compare_column("=", node.this, Literal("text", ""))
+    column = _find_text_column(node, reader)
     if column is None or any(literal.kind != "text" for literal in literals):
         return None
-    return _compare_function_value("IN", column.column, node, literals)
+    return _compare_function_value("IN", column, node, literals)
 
 
-def compare_pattern_in_case(
+def read_case_pattern(
     node: exp.Lower | exp.Upper, pattern: str, escape: str | None, reader: ComparisonReader
 ) -> Condition | None:
     """Read `lower(c) LIKE 'ab%'` as a comparison with the text before the first wildcard.
 
     An index on the function can evaluate the comparison.
     """
-    column = reader.compare_column("=", node.this, Literal("text", ""))
+    column = _find_text_column(node, reader)
     prefix, suffix = split_pattern(pattern, escape)
     if column is None or not (prefix or suffix == ""):
         return None
-    return _compare_function_value("STARTS WITH" if suffix else "=", column.column, node, [Literal("text", prefix)])
+    return _compare_function_value("STARTS WITH" if suffix else "=", column, node, [Literal("text", prefix)])
+
+
+def _find_text_column(node: exp.Lower | exp.Upper, reader: ComparisonReader) -> ColumnReference | None:
+    """Return the text column in `lower(c)` or `upper(c)`, or None if the operand is not a text column."""
+    comparison = reader.compare_column("=", node.this, Literal("text", ""))
+    return None if comparison is None else comparison.column
 
 
 def _compare_function_value(op: str, column: ColumnReference, node: exp.Expr, literals: Sequence[Literal]) -> Condition:

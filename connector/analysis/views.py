@@ -31,14 +31,14 @@ from seamark.connector.plans import joins as joining
 from seamark.connector.plans.async_client import KnownTable, Name, PlanView, Reference, Seamark, View
 from seamark.connector.plans.column_types import NESTED
 from seamark.connector.plans.joins import Dimension, PlannedScan
-from seamark.connector.plans.plan_requests import PlanRequests, Plans, drop_scans
+from seamark.connector.plans.plan_requests import PlanRequests, Plans, remove_plans_of_scans
 from seamark.connector.plans.quotes import quote_name
 
 DEPTH_MAX = 8
 """The maximum depth of nested views. Trino does not create recursive views, but other clients of the catalog might."""
 VIEWS_MAX = 32
 """The maximum number of views in one statement."""
-BEFORE = "SELECT * FROM (\n"
+QUERY_PREFIX = "SELECT * FROM (\n"
 """The text that precedes the text of the view in the query of a plan view."""
 _CACHE_BYTES = 8 << 20
 _BYTES_PER_COLUMN = 200
@@ -85,7 +85,7 @@ class ExpandedView:
 
 
 def plan_view_query(text: str, name: str, predicate: str) -> str:
-    return f"{BEFORE}{text}\n) AS {quote_name(name)} WHERE {predicate}"
+    return f"{QUERY_PREFIX}{text}\n) AS {quote_name(name)} WHERE {predicate}"
 
 
 def get_predicate(planned_scan: PlannedScan) -> str:
@@ -212,6 +212,8 @@ class ViewPlanner:
     ) -> KnownTable:
         """Return the columns of a view. A column to which no condition can be pushed has the type `COMPUTED`."""
         view, tables = resolved_view.view, _select_tables(resolved_view, known_tables)
+        # The types of the columns that the view returns unchanged. A condition can be pushed to such a column if the
+        # type in the view's schema is the type in the table. Otherwise the engine converts the values.
         kinds = (await self._reader.read(_describe_view(view), tables, until_s)).kinds
         stored_kinds = {
             name: kind if kind != NESTED and kinds.get(name) == kind else COMPUTED
@@ -227,6 +229,9 @@ class ViewPlanner:
         self, views: Mapping[int, PlannedScan], definitions: ViewDefinitions, until_s: float, *, utc: bool
     ) -> list[ExpandedView]:
         """Return the views of a statement and, recursively, the views in their texts. Outer views are first.
+
+        Further views and deeper views than `VIEWS_MAX` and `DEPTH_MAX` are left out, and so are views whose name cannot
+        be replaced in the text (`Scan.renamable`). Their files are not restricted.
 
         Raises:
             TimeoutError: The deadline `until_s` has passed.
@@ -276,9 +281,9 @@ class ViewPlanner:
         requests: PlanRequests,
         reader: str,
     ) -> tuple[dict[PlannedScan, PlanView], Plans]:
-        """Create plan views, for `reader`, of the views with a table in `plans`.
+        """Create a plan view for each view that reads a table in `plans`.
 
-        A plan view has the text of a view, but reads the plans of the tables.
+        A plan view is a temporary view with the text of the view, but it reads the files in the plans of the tables.
 
         Args:
             expanded_views: The views of the statement, with the references in their texts.
@@ -321,16 +326,20 @@ class ViewPlanner:
     async def _create_plan_view(
         self, expanded_view: ExpandedView, plans: Plans, views_by_scan: Mapping[PlannedScan, PlanView], reader: str
     ) -> PlanView | None:
-        """Create a plan view from the `plans` of the view's tables and from the plan views of its inner views.
+        """Create a temporary view that reads planned files in place of the tables of a view (a plan view).
+
+        It uses the `plans` of the view's tables, and the plan views of the views in its text.
 
         Raises:
             Refused: The catalog refuses the view.
         """
         name = expanded_view.planned.table
+        # The positions of scans are in a query that begins with `QUERY_PREFIX`, which the view's text follows. The
+        # catalog needs positions in the view's text.
         references = [
             Reference(
-                planned_scan.scan.start - len(BEFORE),
-                planned_scan.scan.end - len(BEFORE),
+                planned_scan.scan.start - len(QUERY_PREFIX),
+                planned_scan.scan.end - len(QUERY_PREFIX),
                 table=planned_scan.table,
                 plan_snapshot_id=plans[planned_scan].plan_snapshot_id,
             )
@@ -339,8 +348,8 @@ class ViewPlanner:
         ]
         references += [
             Reference(
-                planned_scan.scan.start - len(BEFORE),
-                planned_scan.scan.end - len(BEFORE),
+                planned_scan.scan.start - len(QUERY_PREFIX),
+                planned_scan.scan.end - len(QUERY_PREFIX),
                 plan=(*planned_scan.table[:-1], views_by_scan[planned_scan].name),
                 alias=planned_scan.scan.alias_needed is not None,
             )
@@ -393,7 +402,7 @@ def _drop_incomplete(
         if not unusable and len(complete_views) == len(views_by_scan):
             return views_by_scan, plans
         views_by_scan = {view: name for view, name in complete_views.items() if view not in unusable}
-        plans = drop_scans([scan for scan in unusable if scan in plans], plans, planned_scans, dimensions)
+        plans = remove_plans_of_scans([scan for scan in unusable if scan in plans], plans, planned_scans, dimensions)
 
 
 def _select_tables(resolved_view: ResolvedView, tables: Mapping[Name, KnownTable]) -> dict[Names, KnownTable]:

@@ -77,10 +77,10 @@ def _build_sort_keys(field: _Field, rows: pa.Table) -> list[npt.NDArray[np.uint6
 
 
 def _rank_values(term: PartitionTerm, rows: pa.Table) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_] | None]:
-    """Return the rank of each value, as uint64[rows], and whether it is not null, as bool[rows] or None if none is.
+    """Return the rank of each value as uint64[rows], and whether it is not null as bool[rows].
 
-    A larger value has a larger rank. The rank of a null has no meaning. A type whose values have integer codes in their
-    order needs no sort for its ranks.
+    The second result is None if there are no nulls. A larger value has a larger rank. The rank of a null has no
+    meaning. A type whose values have integer codes in their order needs no sort for its ranks.
     """
     column = get_column_at(rows, term.positions)
     if term.transform != IDENTITY:

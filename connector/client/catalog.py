@@ -241,7 +241,7 @@ def list_retained_entries(client: SeamarkClient, namespace: Name | None = None) 
         yield from page["dropped"]
 
 
-def release_retained(client: SeamarkClient, entry_id: str) -> None:
+def release_dropped_location(client: SeamarkClient, entry_id: str) -> None:
     """Release the location of a dropped entry, so that other tables or views can use it. The files stay.
 
     Raises:

@@ -126,10 +126,10 @@ class SeamarkClient:
         client._read_headers = {FRESH_HEADER: "true", **({AFTER_HEADER: after} if after else {})}
         return client
 
-    def with_commits(self) -> SeamarkClient:
+    def reading_committed_rows(self) -> SeamarkClient:
         """Return a client of the same server that reads only committed rows."""
         client = copy.copy(self)
-        client._read_headers = {}
+        client._read_headers = {}  # These headers request rows that wait for a flush (`with_fresh_rows`).
         return client
 
     def __repr__(self) -> str:
@@ -362,7 +362,8 @@ class SeamarkClient:
             where: The predicate in SQL.
             filter: The predicate as an Iceberg expression in JSON.
             files: Whether to include the first `limit` files that the plan keeps.
-            joins: See `plan_table`.
+            joins: Inner joins that restrict the rows: `table` (levels of the name), `on` (columns of this table and of
+                the joined table), and optionally `predicate`, `snapshot-id` and nested `joins`.
 
         Raises:
             InvalidRequest: The predicate is invalid.

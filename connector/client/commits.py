@@ -68,7 +68,7 @@ class CommitClient:
                 # `_request` itself repeats requests after a refused connection, and if the server is busy.
                 raw = self.client._request("POST", f"{make_table_path(table)}/commit", {}, payload, repeatable=False)
             except Refused as error:
-                error.left_open = (
+                error.has_unknown_earlier_outcome = (
                     is_outcome_open  # An earlier attempt may have been committed, or may still be committed.
                 )
                 raise

@@ -50,8 +50,8 @@ def _rebuild_error(
 class Refused(ClientError):
     """Raised if the server refuses a request with a status of 400 to 499. A repeat would also be refused."""
 
-    left_open = False
-    """Whether an earlier attempt of the same request has an unknown outcome."""
+    has_unknown_earlier_outcome = False
+    """Whether an earlier attempt of the same request may have been, or may still be, successful."""
 
 
 class InvalidRequest(Refused):

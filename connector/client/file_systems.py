@@ -20,7 +20,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from seamark.formats.runtime.lazy_module import LazyModule
-from seamark.formats.runtime.tls import find_authorities_file
+from seamark.formats.runtime.tls import find_or_create_authorities_file
 from seamark.formats.storage.storages import find_rules
 
 if TYPE_CHECKING:
@@ -39,12 +39,13 @@ class ClientStorage(ABC):
     """A kind of remote storage, such as S3."""
 
     @abstractmethod
-    def create_file_system(self, properties: Mapping[str, str], lent_keys: Mapping[str, str]) -> fs.FileSystem:
+    def create_file_system(self, properties: Mapping[str, str], fallback_keys: Mapping[str, str]) -> fs.FileSystem:
         """Return the file system with the objects, on which `make_path` returns paths.
 
         Args:
             properties: The address and the keys for a table, in the form of a LoadTableResult.
-            lent_keys: The keys that are used if `properties` has no keys.
+            fallback_keys: The keys of this process, which are used if `properties` has no keys. Only processes that the
+                server starts have such keys.
         """
 
     def make_path(self, address: str) -> str:
@@ -56,7 +57,10 @@ class ClientStorage(ABC):
         return True
 
     def list_urls(self, properties: Mapping[str, str]) -> list[str]:
-        """Return the URLs to which a confined process may connect in addition to the URLs of the server."""
+        """Return the URLs to which a confined process may connect in addition to the URLs of the server.
+
+        A URL without a host, such as `https://`, allows each host.
+        """
         return []
 
     def list_configuration_files(self) -> list[str]:
@@ -65,10 +69,10 @@ class ClientStorage(ABC):
 
 
 class S3Client(ClientStorage):
-    """S3 with pyarrow. The keys come from the catalog, from `lent_keys`, or from AWS's default credential chain."""
+    """S3 with pyarrow. The keys come from the catalog, from `fallback_keys`, or from AWS's default credential chain."""
 
-    def create_file_system(self, properties: Mapping[str, str], lent_keys: Mapping[str, str]) -> fs.FileSystem:
-        keys = properties if properties.get("s3.access-key-id") else {**properties, **lent_keys}
+    def create_file_system(self, properties: Mapping[str, str], fallback_keys: Mapping[str, str]) -> fs.FileSystem:
+        keys = properties if properties.get("s3.access-key-id") else {**properties, **fallback_keys}
         endpoint = urlsplit(properties["s3.endpoint"]) if properties.get("s3.endpoint") else None
         return fs.S3FileSystem(
             access_key=keys.get("s3.access-key-id"),
@@ -78,31 +82,33 @@ class S3Client(ClientStorage):
             scheme=endpoint.scheme if endpoint else "https",
             endpoint_override=endpoint.netloc if endpoint else None,
             force_virtual_addressing=properties.get("s3.path-style-access", "true").lower() == "false",
-            tls_ca_file_path=find_authorities_file(),
+            tls_ca_file_path=find_or_create_authorities_file(),
         )
 
     def has_keys(self, properties: Mapping[str, str]) -> bool:
         return "s3.access-key-id" in properties
 
     def list_urls(self, properties: Mapping[str, str]) -> list[str]:
-        aws = [value for name, value in os.environ.items() if name.startswith("AWS_") and "://" in value]
+        """Return the URLs of S3 and of AWS's sources of keys, to which a confined process may connect."""
+        aws_urls = [value for name, value in os.environ.items() if name.startswith("AWS_") and "://" in value]
         # Machines of AWS provide their keys over plain HTTP.
-        return [*properties.get("s3.endpoint", "").split(), "https://", "http://", *aws]
+        return [*properties.get("s3.endpoint", "").split(), "https://", "http://", *aws_urls]
 
     def list_configuration_files(self) -> list[str]:
-        aws = [value for name, value in os.environ.items() if name.startswith("AWS_") and os.path.isabs(value)]
-        return [*aws, os.path.expanduser("~/.aws")]
+        """Return AWS's configuration files, which a confined process may read to find its keys."""
+        aws_paths = [value for name, value in os.environ.items() if name.startswith("AWS_") and os.path.isabs(value)]
+        return [*aws_paths, os.path.expanduser("~/.aws")]
 
 
 class AzureClient(ClientStorage):
     """Azure storage with pyarrow.
 
-    The key, SAS or application comes from the catalog, from `lent_keys`, or from Azure's environment variables and
+    The key, SAS or application comes from the catalog, from `fallback_keys`, or from Azure's environment variables and
     identities.
     """
 
-    def create_file_system(self, properties: Mapping[str, str], lent_keys: Mapping[str, str]) -> fs.FileSystem:
-        keys = properties if self.has_keys(properties) else {**properties, **lent_keys}
+    def create_file_system(self, properties: Mapping[str, str], fallback_keys: Mapping[str, str]) -> fs.FileSystem:
+        keys = properties if self.has_keys(properties) else {**properties, **fallback_keys}
         names = {
             "account_name": "adls.account-name",
             "account_key": "adls.account-key",
@@ -138,11 +144,11 @@ class AzureClient(ClientStorage):
 class GoogleClient(ClientStorage):
     """Google Cloud Storage with pyarrow.
 
-    The token comes from the catalog, from `lent_keys`, or from Google's application default credentials.
+    The token comes from the catalog, from `fallback_keys`, or from Google's application default credentials.
     """
 
-    def create_file_system(self, properties: Mapping[str, str], lent_keys: Mapping[str, str]) -> fs.FileSystem:
-        keys = properties if self.has_keys(properties) else {**properties, **lent_keys}
+    def create_file_system(self, properties: Mapping[str, str], fallback_keys: Mapping[str, str]) -> fs.FileSystem:
+        keys = properties if self.has_keys(properties) else {**properties, **fallback_keys}
         endpoint = urlsplit(properties.get("gcs.service.host", ""))
         options: dict[str, Any] = {}
         if endpoint.netloc:
@@ -160,6 +166,7 @@ class GoogleClient(ClientStorage):
         return "gcs.oauth2.token" in properties or properties.get("gcs.no-auth") == "true"
 
     def list_urls(self, properties: Mapping[str, str]) -> list[str]:
+        """Return the URLs of the storage and of Google's sources of tokens, to which a confined process may connect."""
         # Machines of Google provide their tokens over plain HTTP.
         return [*properties.get("gcs.service.host", "").split(), "https://", "http://"]
 
@@ -275,16 +282,20 @@ def _open_hdfs_client(authority: str, config_folder: str) -> hdfs_native.Client:
 
 
 class HdfsClient(ClientStorage):
-    """HDFS. The configuration of Hadoop comes from `lent_keys`, or from the variable HADOOP_CONF_DIR."""
+    """HDFS. The configuration of Hadoop is in a folder of `fallback_keys`, or of the variable HADOOP_CONF_DIR.
 
-    def create_file_system(self, properties: Mapping[str, str], lent_keys: Mapping[str, str]) -> fs.FileSystem:
-        return fs.PyFileSystem(HdfsFiles(lent_keys.get(HDFS_CONFIG_FOLDER, "")))
+    `fallback_keys` are the keys of this process. They have the folder only in processes that the server starts.
+    """
+
+    def create_file_system(self, properties: Mapping[str, str], fallback_keys: Mapping[str, str]) -> fs.FileSystem:
+        return fs.PyFileSystem(HdfsFiles(fallback_keys.get(HDFS_CONFIG_FOLDER, "")))
 
     def has_keys(self, properties: Mapping[str, str]) -> bool:
         return False
 
     def list_urls(self, properties: Mapping[str, str]) -> list[str]:
-        # The default ports of NameNodes and DataNodes. The location of the table is not known here.
+        # The default ports of NameNodes and DataNodes. The location of the table is not known here, so the host `hdfs`
+        # is only a placeholder.
         return [f"hdfs://hdfs:{port}" for port in _HDFS_PORTS]
 
     def list_configuration_files(self) -> list[str]:

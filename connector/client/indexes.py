@@ -113,7 +113,7 @@ class IndexClient(SeamarkClient):
     def build(self, table: Name, name: str, build_id: str) -> dict[str, Any]:
         return self._request_json("GET", _make_build_path(table, name, build_id))
 
-    def build_files(
+    def list_files_to_index(
         self, table: Name, name: str, build_id: str, *, page_files: int | None = None
     ) -> Iterator[dict[str, Any]]:
         """Yield pages of data files that the index does not yet cover. Each page has `snapshot-id` and `files`.

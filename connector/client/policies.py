@@ -45,6 +45,8 @@ def advise_ttl(client: SeamarkClient, table: Name, unread_days: int | None = Non
 def load_history(client: SeamarkClient, table: Name, *, days: int | None = None, limit: int | None = None) -> Any:
     """Return the shapes of the statements that read a table. Shapes with the most statements are first.
 
+    Statements that differ only in their literals have the same shape.
+
     docs/reference/openapi.json defines the form of the result (loadQueryHistory).
 
     Raises:
@@ -98,22 +100,23 @@ def finish_advice_step(
     size_bytes: int = 0,
     seconds: float = 0.0,
 ) -> dict[str, Any]:
-    """Report that a change of the policy `auto` has ended, and return the proposal with its measurement.
+    """Report the end of a change to a table, and return the proposal of the change with its measured effect.
 
+    The policy `auto` of a table makes such changes on trial: the server measures each change and may undo it.
     docs/reference/openapi.json defines the arguments and the form of the result (finishAdviceStep).
 
     Args:
         client: The client.
         table: The table.
-        step: The result of `take_advice_step`.
+        step: The change, as `take_advice_step` has returned it.
         outcome: `applied`, `failed` or `busy`.
         reason: The reason why the change was not applied, or "".
         size_bytes: The number of bytes that the change has read and written.
         seconds: The duration of the change in seconds.
 
     Raises:
-        NoSuchResource: The table does not have this trial.
-        Conflict: A different client has changed the trial, or is making its change.
+        NoSuchResource: The table has no change with this number.
+        Conflict: A different client has updated the state of the change, or is making the change.
     """
     body = {
         "number": step["number"],
@@ -136,9 +139,8 @@ def make_time_report(
         seconds: The time that the engine took, in seconds.
         files: The number of files of the table that the engine read.
         size_bytes: The total size of these files.
-        run_tables: All tables that the statement read. If they are empty, the report has no run, the record of one
-        execution
-            from which OpenLineage events are made. Only the first `_RUN_TABLES_MAX` tables are reported.
+        run_tables: All tables that the statement read, for OpenLineage events. Only the first `_RUN_TABLES_MAX` tables
+            are reported. If it is empty, the report causes no such events.
     """
     body: dict[str, Any] = {"statement": statement, "seconds": seconds, "files": files, "bytes": size_bytes}
     if run_tables:
@@ -166,8 +168,8 @@ def report_statement_time(
         seconds: The time that the engine took, in seconds.
         files: The number of files of the table that the engine read.
         size_bytes: The total size of these files.
-        run_tables: All tables that the statement read, for the OpenLineage events of the statement. Pass them with one
-            of these tables.
+        run_tables: All tables that the statement read, for the OpenLineage events of the statement. Pass them in the
+            report of only one of these tables.
     """
     body = make_time_report(statement, seconds, files, size_bytes, run_tables)
     path = f"{make_table_path(table)}/history/times"

@@ -35,7 +35,7 @@ class _Tracker:
         self._reported_s = float("-inf")
         self.progress = WorkProgress()
 
-    def move(self, progress: WorkProgress) -> None:
+    def update(self, progress: WorkProgress) -> None:
         self.progress = progress
         now_s = time.monotonic()
         if now_s >= self._reported_s + _PAUSE_S:
@@ -56,11 +56,11 @@ def report_progress(report: Callable[[WorkProgress], None]) -> Iterator[None]:
         _TRACKER.reset(token)
 
 
-def expect(files: int, size_bytes: int) -> None:
+def add_expected_work(files: int, size_bytes: int) -> None:
     """Add files to the total number and size of the files that the job will read."""
     if (tracker := _TRACKER.get()) is not None:
         progress = tracker.progress
-        tracker.move(
+        tracker.update(
             WorkProgress(
                 progress.files_done,
                 progress.files_total + files,
@@ -74,7 +74,7 @@ def advance(files: int, size_bytes: int) -> None:
     """Add files to the number and size of the files that the job has read."""
     if (tracker := _TRACKER.get()) is not None:
         progress = tracker.progress
-        tracker.move(
+        tracker.update(
             WorkProgress(
                 progress.files_done + files,
                 progress.files_total,
@@ -86,7 +86,7 @@ def advance(files: int, size_bytes: int) -> None:
 
 @contextmanager
 def count_part(files: int, size_bytes: int) -> Iterator[None]:
-    """At the end of the block, count those of these files as read that the block itself has not counted."""
+    """At the end of the block, count these files as read, except those that the block has already counted."""
     tracker = _TRACKER.get()
     progress_before = WorkProgress() if tracker is None else tracker.progress
     yield

@@ -37,7 +37,8 @@ class SnapshotAtTime(NamedTuple):
 def find_snapshot_at(client: SeamarkClient, table: Name, time_ms: int) -> SnapshotAtTime:
     """Return the snapshot that was current at a time, according to the table's snapshot log.
 
-    A table that had no snapshot at the time, and has none now, needs no change, so this is no problem.
+    If the table had no snapshot at the time and has none now, the result has no problem, because a restore does not
+    change such a table.
 
     Raises:
         NoSuchResource: The table does not exist.

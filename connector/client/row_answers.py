@@ -57,6 +57,7 @@ class FileRows:
     delete_files: int
     """The number of delete files that apply to the data file, even if deleted rows were left out."""
     undecided: int
+    """The number of rows that may be deleted, because the server could not read a delete file within its limits."""
 
     @property
     def positions(self) -> npt.NDArray[np.int64]:

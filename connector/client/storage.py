@@ -34,7 +34,7 @@ class _ConfinedFolder:
     below: str
 
 
-_lent_keys: Mapping[str, str] = {}
+_fallback_keys: Mapping[str, str] = {}
 """The keys that `use_keys` has set."""
 _confined_to: tuple[_ConfinedFolder, ...] | None = None
 """The folders that `confine` has set, or None if all folders are allowed."""
@@ -72,8 +72,8 @@ def use_keys(properties: Mapping[str, str]) -> None:
     Args:
         properties: The keys, as in `Storage`. If it is empty, AWS's default credential chain is used.
     """
-    global _lent_keys
-    _lent_keys = dict(properties)
+    global _fallback_keys
+    _fallback_keys = dict(properties)
 
 
 @contextmanager
@@ -265,7 +265,7 @@ class Storage:
             return fs.LocalFileSystem(), self._require_local(path).path
         storage, remote_path = find_client_storage(location), location.partition(":")[2]
         if storage is not None and remote_path.startswith("//"):
-            return storage.create_file_system(self.properties, _lent_keys), storage.make_path(remote_path[2:])
+            return storage.create_file_system(self.properties, _fallback_keys), storage.make_path(remote_path[2:])
         raise ValueError(
             f"{location!r} is in an unsupported storage; the supported schemes are file, {', '.join(list_schemes())}"
         )

@@ -38,15 +38,18 @@ class DimensionTable:
 
 @dataclass(frozen=True)
 class ReplacedTable:
-    """A dimension table that attributes in the cube replace.
+    """A dimension table that the query need not join, because the cube contains the columns that it uses.
+
+    The cube is on the fact table. Its entries are rows of groups, and some of their columns have attributes of the
+    dimension table.
 
     Attributes:
         number: The number of the reference to the table.
         node: The reference to the table.
-        key: The name of the column of the facts by which the table is joined.
-        partner: The name of the key of the table.
-        attributes: The columns of entries, by the name of the attribute.
-        has_partner: The column of entries that states whether a key has a partner.
+        key: The name of the column of the fact table by which the dimension table is joined.
+        partner: The name of the column of the dimension table that equals `key`.
+        attributes: The names of columns of the cube's entries, by the name of the attribute.
+        has_partner: The name of the entries' boolean column. It is true if the dimension table has a row with the key.
     """
 
     number: int
@@ -58,18 +61,18 @@ class ReplacedTable:
 
     @property
     def hidden_name(self) -> str:
-        """The name of `has_partner` in the scope of the query. No statement can contain it."""
+        """The column name that represents `has_partner` in the changed query. No statement can contain it."""
         return f"\0partner\0{self.number}"
 
 
 @dataclass(frozen=True)
 class JoinedAttributes:
-    """The attributes of one dimension table in a cube, by one key of the facts.
+    """The attributes of one dimension table in a cube, joined by one key column of the fact table.
 
     Attributes:
         source: The dimension table, its snapshot and its key.
-        key_id: The field id of the key of the facts.
-        columns: The columns of entries, by the field id of the attribute, with the type of the attribute.
+        key_id: The field id of the key column of the fact table.
+        columns: By the field id of the attribute: the name of the column in the cube's entries, and the type.
     """
 
     source: DimensionSource
@@ -110,12 +113,14 @@ def list_qualifiers(table: exp.Table) -> list[exp.Expr]:
 def replace_tables(
     tree: exp.Expr, tables: Mapping[int, DimensionTable], facts: int, cube: IndexDefinition, find: FindColumn
 ) -> list[ReplacedTable]:
-    """Remove the tables that attributes in the cube replace from a query, and return them.
+    """Remove from a query the dimension tables whose used columns are in the cube, and return these tables.
+
+    The condition of a removed join is replaced by the column that states whether the key has a row in the table.
 
     Args:
         tree: The query, which is changed.
         tables: The references to tables in `tree`, by their numbers.
-        facts: The number of the reference whose groups are read.
+        facts: The number of the reference to the fact table, on which the cube is.
         cube: The definition of the cube.
         find: Finds the columns of the query.
     """
@@ -239,12 +244,18 @@ def _find_condition(
 
 
 def _list_usable(attributes: JoinedAttributes, schema: Schema) -> dict[str, str]:
-    """Return the columns of entries by the name of the attribute, for attributes whose type has not changed."""
-    return {
-        field.name: attributes.columns[field.id][0]
-        for field in schema.fields
-        if field.id != HAS_PARTNER and field.id in attributes.columns and attributes.columns[field.id][1] == field.type
-    }
+    """Return the names of columns in the cube's entries, by the name of the attribute.
+
+    Attributes whose type has changed are left out. The flag `HAS_PARTNER` is also left out, because it is no column of
+    the table.
+    """
+    usable_columns = {}
+    for field in schema.fields:
+        if field.id != HAS_PARTNER and field.id in attributes.columns:
+            entry_column, attribute_type = attributes.columns[field.id]
+            if attribute_type == field.type:
+                usable_columns[field.name] = entry_column
+    return usable_columns
 
 
 def _uses_only(

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from sqlglot import exp
 
-from seamark.connector.cubes.sketch_calls import write_count, write_sketch
+from seamark.connector.cubes.sketch_calls import format_count_sql, format_sketch_sql
 from seamark.formats.iceberg.types.types import get_base_name
 from seamark.formats.iceberg.types.values import get_decimal_precision, get_decimal_scale
 from seamark.formats.index.keys.measures import (
@@ -146,17 +146,21 @@ class CubeDialect(ABC):
         """Return SQL for the number of distinct values that the merged sketches of a column estimate."""
 
     def sketch_row(self, value: str, kind: str) -> str:
-        """Return the sketch of the value of one row. By default it is null, for an engine that adds no rows."""
+        """Return the sketch of the value of one row, in SQL.
+
+        By default it is null. It is never computed, because for such an engine the cube covers all files.
+        """
+        # The CASE is always null. It has the type of sketches, because groups and rows are combined by UNION ALL.
         return f"CASE WHEN {value} IS NULL THEN CAST(NULL AS {self.sketch_type}) END"
 
     def check_extreme(self, operand: Operand) -> None:
-        """Check that an extreme of the operand has the same type in a cube and in the engine.
+        """Check that the minimum or maximum of the operand has the same type in a cube and in the engine.
 
         Raises:
             NotFromCube: The type of the operand may differ.
         """
         if not isinstance(operand, ColumnOperand) and get_base_name(operand.kind) == "decimal":
-            raise NotFromCube(f"the type of an extreme of decimals that {self.name} computes may differ")
+            raise NotFromCube(f"{self.name} may give the minimum or maximum of computed decimals another type")
 
     def combine_maximum(self, column: str, operand: Operand, filter_clause: str) -> str:
         if operand.kind in _FLOATS:
@@ -173,12 +177,17 @@ class CubeDialect(ABC):
         return f"({total} / nullif({rows}, 0))"
 
     @abstractmethod
-    def count_as_sum(self, rows: str, filter_clause: str) -> str:
-        """Return `sum(1)`."""
+    def count_as_sum(self, row_counts: str, filter_clause: str) -> str:
+        """Return SQL with the value and the type of `sum(1)`: the sum of the row counts of the groups.
 
-    def count_if(self, rows: str, condition: str) -> str:
-        """Return `count_if(condition)`."""
-        return self.combine(Measure(COUNT, None), [rows], f" FILTER (WHERE {condition})")
+        Args:
+            row_counts: The column with the number of rows of each group.
+            filter_clause: The FILTER clause of the aggregate, or an empty text.
+        """
+
+    def count_if(self, row_counts: str, condition: str) -> str:
+        """Return SQL with the value of `count_if(condition)`. `row_counts` is the column of the groups' row counts."""
+        return self.combine(Measure(COUNT, None), [row_counts], f" FILTER (WHERE {condition})")
 
 
 class DuckDBCubes(CubeDialect):
@@ -206,10 +215,10 @@ class DuckDBCubes(CubeDialect):
     )
 
     def write_distinct_count(self, column: str, filter_clause: str) -> str:
-        return write_count(column, filter_clause)
+        return format_count_sql(column, filter_clause)
 
     def sketch_row(self, value: str, kind: str) -> str:
-        return write_sketch(value, self.types[kind])
+        return format_sketch_sql(value, self.types[kind])
 
     def sum_type(self, kind: str) -> str:
         return "HUGEINT" if kind in _INTEGERS else super().sum_type(kind)
@@ -217,12 +226,15 @@ class DuckDBCubes(CubeDialect):
     def combine_sum(self, column: str, operand: Operand, filter_clause: str) -> str:
         return f"sum({column}){filter_clause}"
 
-    def count_as_sum(self, rows: str, filter_clause: str) -> str:
-        return f"sum(CAST({rows} AS HUGEINT)){filter_clause}"
+    def count_as_sum(self, row_counts: str, filter_clause: str) -> str:
+        return f"sum(CAST({row_counts} AS HUGEINT)){filter_clause}"
 
-    def count_if(self, rows: str, condition: str) -> str:
-        # DuckDB's result is null if the condition is null for all rows.
-        return f"sum(CASE WHEN {condition} THEN {rows} WHEN NOT ({condition}) THEN 0 END)"
+    def count_if(self, row_counts: str, condition: str) -> str:
+        """Return SQL with the value of DuckDB's `count_if(condition)`.
+
+        DuckDB returns null instead of 0 if the condition is null for all rows. The CASE has the same result.
+        """
+        return f"sum(CASE WHEN {condition} THEN {row_counts} WHEN NOT ({condition}) THEN 0 END)"
 
 
 class TrinoCubes(CubeDialect):
@@ -273,7 +285,7 @@ class TrinoCubes(CubeDialect):
         return f"coalesce(cardinality(merge({column}){filter_clause}), 0)"
 
     def check_extreme(self, operand: Operand) -> None:
-        """Accept each operand, because a cube has Trino's types."""
+        """Accept the minimum or maximum of each operand, because a cube computes it with the type that Trino uses."""
 
     def combine_maximum(self, column: str, operand: Operand, filter_clause: str) -> str:
         if operand.kind not in _FLOATS:
@@ -295,8 +307,8 @@ class TrinoCubes(CubeDialect):
         average = super().combine_average(column, count, operand, filter_clause)
         return f"CAST({average} AS REAL)" if operand.kind == "float" else average
 
-    def count_as_sum(self, rows: str, filter_clause: str) -> str:
-        return f"CAST(sum({rows}){filter_clause} AS BIGINT)"
+    def count_as_sum(self, row_counts: str, filter_clause: str) -> str:
+        return f"CAST(sum({row_counts}){filter_clause} AS BIGINT)"
 
 
 class SparkCubes(CubeDialect):

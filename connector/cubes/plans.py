@@ -87,15 +87,17 @@ def find_cube_table(table: KnownTable, *, truncates_in_utc: bool) -> CubeTable |
 def build_negated_filter(
     statement: CubeStatement, find_filter: Callable[[str, str], Expression | None]
 ) -> Expression | None:
-    """Return a filter that is true for each row that does not meet `row_condition`, or None if there is no condition.
+    """Return a filter that is true for each row that does not meet the statement's condition on rows.
+
+    The result is None if the statement has no such condition. Groups answer the query only for files without such rows.
 
     Args:
         statement: The query over the cube.
-        find_filter: Returns a filter that is true for each row of the table that meets a condition, or None if the
-            engine's conditions are not understood. It has the alias of the table and the condition.
+        find_filter: A function with two arguments: the alias of the table and a condition in the engine's SQL. It
+            returns a filter that is true for each row that meets the condition, or None if it cannot read it.
 
     Raises:
-        NotFromCube: The condition is not understood, so no file is known whose rows all meet it.
+        NotFromCube: `find_filter` cannot read the condition, so it is unknown which files have only rows that meet it.
     """
     if not statement.negated_row_condition:
         return None

@@ -15,23 +15,23 @@ FUNCTION_ENDS = {
 _WIDENED = {"INTEGER": "BIGINT"}
 
 
-def takes_type(kind: str) -> bool:
-    """Return whether values of this type of DuckDB can be counted."""
+def can_sketch_type(kind: str) -> bool:
+    """Return whether sketches can estimate the number of distinct values of this type of DuckDB."""
     return kind in FUNCTION_ENDS or kind in _WIDENED
 
 
-def write_sketch(value: str, kind: str) -> str:
+def format_sketch_sql(value: str, kind: str) -> str:
     """Return the sketch of a value, in SQL.
 
     Args:
         value: The value, in SQL.
-        kind: Its type, for which `takes_type` is true.
+        kind: Its type, for which `can_sketch_type` is true.
     """
     argument = _WIDENED.get(kind, kind)
     return f"{SKETCH_PREFIX}{FUNCTION_ENDS[argument]}(CAST({value} AS {argument}))"
 
 
-def write_count(sketch: str, where: str = "") -> str:
+def format_count_sql(sketch: str, where: str = "") -> str:
     """Return the aggregate that estimates the number of distinct values from sketches, in SQL.
 
     Args:

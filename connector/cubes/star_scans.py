@@ -18,7 +18,7 @@ from seamark.formats.iceberg.expressions.binding import bind
 from seamark.formats.iceberg.expressions.comparisons import resolve_literals
 from seamark.formats.iceberg.expressions.expression import TRUE, Bound, Expression, join_by_and
 from seamark.formats.iceberg.types.schema import Field, Schema
-from seamark.formats.index.keys.group_conditions import rename_condition
+from seamark.formats.index.keys.group_conditions import translate_dimension_condition
 from seamark.formats.runtime.errors import RequestError
 
 
@@ -39,7 +39,7 @@ class StarScan:
 
     @property
     def schema(self) -> Schema:
-        """The columns of the table. All nested types are one type, which no attribute has."""
+        """The columns of the table. Nested columns have a placeholder type, because attributes are never nested."""
         return Schema(tuple(Field(field_id, name, False, kind) for field_id, name, kind in self.table.fields))
 
 
@@ -81,7 +81,7 @@ def translate_star(
         if cubes is None:
             continue
         dimensions = [scans[other] for other in order if other != number]
-        if any(dimension.scan.is_past for dimension in dimensions):
+        if any(dimension.scan.selects_version for dimension in dimensions):
             raise NotFromCube("the query reads a dimension table at a snapshot")
         if not all(dimension.table.snapshot_has_current_schema for dimension in dimensions):
             # The join names the snapshot, which the engine reads with the schema of the snapshot.
@@ -105,18 +105,22 @@ def find_group_condition(statement: CubeStatement, scans: Sequence[StarScan]) ->
 
 
 def _find_condition(statement: CubeStatement, star_scan: StarScan) -> Expression:
+    """Return the scan's condition on a dimension table as a condition on columns of the cube's entries.
+
+    The result is always true if the condition cannot be expressed with these columns.
+    """
     schema = star_scan.schema
     attributes = next((join.attributes for join in statement.joins if join.table == star_scan.name), {})
     names = {field.id: field.name for field in schema.fields}
 
     def find_number(predicate: Bound) -> int | None:
-        column = attributes.get(names.get(predicate.column_id, ""))
-        return None if column is None else int(column[1:])
+        entry_column = attributes.get(names.get(predicate.column_id, ""))
+        return None if entry_column is None else int(entry_column[1:])  # The name is `d` and the number.
 
     if star_scan.scan.filter is None:
         return TRUE
     try:
         condition = resolve_literals(star_scan.scan.filter, schema, ())
-        return rename_condition(bind(condition, schema, (), case_sensitive=False), find_number)
+        return translate_dimension_condition(bind(condition, schema, (), case_sensitive=False), find_number)
     except RequestError:  # The condition is on a column of another type, such as a field of a struct.
         return TRUE

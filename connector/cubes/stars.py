@@ -38,13 +38,13 @@ class StarTable:
 
 @dataclass(frozen=True)
 class StarJoin:
-    """A dimension table that attributes in a cube replace.
+    """A dimension table that need not be joined for the groups of a cube, because the groups have its attributes.
 
     Attributes:
         table: The levels of the namespace, and the name of the table.
         columns: The columns of the table that the query uses.
-        attributes: The columns of entries, by the name of the attribute.
-        text: The join of rows of the facts with the table, in the engine's SQL.
+        attributes: The names of columns in the cube's entries, by the name of the attribute.
+        text: The join clause in the engine's SQL. It joins the rows of files that the cube does not cover.
     """
 
     table: tuple[str, ...]
@@ -58,10 +58,10 @@ class StarAttribute:
     """An attribute of a dimension table, as a column of a query of one table.
 
     Attributes:
-        entry: The column of entries.
-        row: The value for one row of the facts, in the engine's SQL.
+        entry: The name of the column in the cube's entries, which are its groups.
+        row: The SQL of the value for one row of the fact table, used for files that the cube does not cover.
         kind: The Iceberg type.
-        key_id: The field id of the key of the facts.
+        key_id: The field id of the fact table's key column for the dimension table.
     """
 
     entry: str

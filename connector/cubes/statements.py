@@ -84,12 +84,12 @@ class CubeTable:
     Attributes:
         schema: The schema with which a query reads the table.
         cubes: The cubes that plans use.
-        uses_zoned_times: Whether the engine truncates times with a zone in UTC, as cubes do.
+        truncates_zoned_times_in_utc: Whether the engine truncates times with a zone in UTC, as cubes do.
     """
 
     schema: Schema
     cubes: tuple[IndexDefinition, ...]
-    uses_zoned_times: bool = True
+    truncates_zoned_times_in_utc: bool = True
 
 
 @dataclass(frozen=True)
@@ -134,9 +134,10 @@ class CubeStatement:
         """Return the query in the engine's SQL.
 
         Args:
-            groups: The relation with the columns `columns` of the groups.
+            groups: The relation with the groups. It has the columns in `columns`.
             rows: The relation with the rows of the other files, or None if the cube covers all files.
-            has_rows: Whether there are rows. Otherwise the query names `rows`, but reads nothing.
+            has_rows: Whether there are such rows. If not, the query still refers to `rows` with the condition FALSE,
+                and so keeps its names and types, but reads no row.
             names: The names of the result's columns. By default, expressions have the names that the engine gives them.
         """
         union_names = [self._outputs[column].name for column in self.columns]
@@ -162,12 +163,13 @@ class CubeStatement:
 
 @dataclass(frozen=True)
 class _Output:
-    """A column of the union.
+    """A column of `groups UNION ALL rows`: the groups of the cube and the rows of files that it does not cover.
 
     Attributes:
         name: The name in the union.
-        row: The value for one row, in the engine's SQL.
+        row: The SQL of the value for one row.
         kind: The type to which the value of a group is cast, or an empty text.
+        column_ids: The field ids of the table's columns in `row`.
     """
 
     name: str
@@ -181,9 +183,9 @@ class _Output:
 
 @dataclass(frozen=True)
 class _Dimension:
-    """A dimension of the cube: its column in entries, and the column of the table."""
+    """A dimension of the cube: the name of its column in the cube's entries, and the column of the table."""
 
-    entry: str
+    entry_column: str
     column: Column
     transform: str
 
@@ -191,22 +193,24 @@ class _Dimension:
 def translate_statement(
     tree: exp.Expr, table: CubeTable, dialect: CubeDialect, *, floats: bool = True, star: Star | None = None
 ) -> CubeStatement:
-    """Translate a query over the cube with the fewest dimensions from which it follows.
+    """Rewrite a query so that it reads the smallest cube that can answer it.
+
+    The smallest cube is the cube with the fewest dimensions.
 
     Args:
         tree: The query, in the engine's dialect. It is not changed.
-        table: The table that the query reads.
+        table: The table on which the cubes are. In a star join, it is the fact table.
         dialect: The engine.
         floats: Whether sums of floats, and averages that are floats, may be used. Their last digits depend on the order
             of the additions.
-        star: The tables of a star join, of which `table` has the facts. By default, the query reads one table.
+        star: The tables of a star join. By default, the query reads one table.
 
     Raises:
-        NotFromCube: The query follows from no cube. The message has the reason for each cube.
+        NotFromCube: No cube can answer the query. The message has the reason for each cube.
     """
     if not table.cubes:
         raise NotFromCube("the table has no cube")
-    select = dialect.prepare(check_form(tree, joins=star is not None))
+    select = dialect.prepare(require_grouping_select(tree, joins=star is not None))
     check_written_form(select, dialect)
     select = select if star is None else flatten_joins(select)
     names = None if star is None else star.bind_names(select)
@@ -221,7 +225,7 @@ def translate_statement(
     raise NotFromCube("; ".join(reasons)[:1000])
 
 
-def check_form(tree: exp.Expr, *, joins: bool = False) -> exp.Select:
+def require_grouping_select(tree: exp.Expr, *, joins: bool = False) -> exp.Select:
     """Return the query if it is one SELECT of tables that groups rows.
 
     Args:
@@ -260,7 +264,7 @@ def check_form(tree: exp.Expr, *, joins: bool = False) -> exp.Select:
 
 
 def find_source(select: exp.Select) -> exp.Table:
-    """Return the table of a query that `check_form` has accepted."""
+    """Return the table of a query that `require_grouping_select` has accepted."""
     source = select.args["from_"].this
     assert isinstance(source, exp.Table)
     return source
@@ -323,7 +327,7 @@ class _Translation:
             and time.column.name.lower() not in self._dimensions
             and time.column.name.lower() not in dimension_columns
             and (star is None or "." not in time.column.name)
-            and (table.uses_zoned_times or time.column.type != "timestamptz")
+            and (table.truncates_zoned_times_in_utc or time.column.type != "timestamptz")
         }
         self._partials = {
             partial.text: f"m{number}"
@@ -354,7 +358,7 @@ class _Translation:
             if name and item.unnest().name != name:
                 item.replace(exp.alias_(item.copy(), name, quoted=True))
         if not self._used_outputs:
-            self._use_partial(COUNT_ROWS)
+            self._add_partial(COUNT_ROWS)
         columns = sorted(self._used_outputs, key=lambda column: (column[0], int(column[1:])))
         paths = dict.fromkeys(path for row_condition in row_conditions for path in self._list_paths(row_condition))
         condition = " AND ".join(
@@ -518,6 +522,7 @@ class _Translation:
         if not all(isinstance(part, exp.Identifier) for part in node.parts):
             return None
         parts = [part.name.lower() for part in node.parts]
+        # A name with "\0" was put into the query by this package. Its dots do not separate the fields of a struct.
         if any("." in part and "\0" not in part for part in parts):
             raise NotFromCube(f"{_describe(node)} has a name with a dot, which may be a field of a struct")
         if parts[0] in self._names and not self._qualifiers.isdisjoint(parts[:-1]):
@@ -533,12 +538,12 @@ class _Translation:
             return self._used_outputs.setdefault(dimension.entry, output).name
         column, kind = dimension.column, str(dimension.column.type)
         is_plain_column = "." not in column.name and dimension.transform == IDENTITY
-        name = self._name(column.name) if is_plain_column else PREFIX + dimension.entry
+        name = self._name(column.name) if is_plain_column else PREFIX + dimension.entry_column
         row = self._write_path(column.name)
         if dimension.transform != IDENTITY:
             row = self._dialect.truncate(dimension.transform, row, kind)
         output = _Output(name, row, self._dialect.name_type(kind), frozenset({column.id}))
-        return self._used_outputs.setdefault(dimension.entry, output).name
+        return self._used_outputs.setdefault(dimension.entry_column, output).name
 
     def _name(self, name: str) -> str:
         return name.lower() if self._dialect.lowers_names else name
@@ -569,7 +574,7 @@ class _Translation:
                 raise NotFromCube(f"{_describe(node)} is not supported over a cube")
             self._visit(aggregate.this)
             condition_sql = aggregate.this.sql(dialect=self._dialect.name, comments=False)
-            return self._dialect.count_if(self._use_partial(COUNT_ROWS), condition_sql)
+            return self._dialect.count_if(self._add_partial(COUNT_ROWS), condition_sql)
         if type(aggregate) not in _FUNCTIONS:
             raise NotFromCube(f"{_describe(node)} is not supported over a cube")
         if {name for name, value in aggregate.args.items() if value} - {"this", "big_int"}:
@@ -579,10 +584,10 @@ class _Translation:
         if measure is not None and all(partial.text in self._partials for partial in measure.partials):
             return self._combine(measure, filter_clause)
         if isinstance(aggregate, exp.Sum) and aggregate.this == exp.Literal.number(1):
-            return self._dialect.count_as_sum(self._use_partial(COUNT_ROWS), filter_clause)
+            return self._dialect.count_as_sum(self._add_partial(COUNT_ROWS), filter_clause)
         if isinstance(aggregate, exp.Count) and (dimension := self._find_counted_dimension(aggregate)) is not None:
             name = f"{self._dialect.quote_name(self._alias)}.{self._dialect.quote_name(self._use_dimension(dimension))}"
-            rows = self._use_partial(COUNT_ROWS)
+            rows = self._add_partial(COUNT_ROWS)
             count_sql = f"CASE WHEN {name} IS NULL THEN 0 ELSE {rows} END"
             return self._dialect.combine(Measure(COUNT, None), [count_sql], filter_clause)
         is_distinct = isinstance(aggregate.this, exp.Distinct)
@@ -634,23 +639,27 @@ class _Translation:
             raise NotFromCube(
                 f"{measure.text} is estimated in another way than the engine's, which the session excludes"
             )
-        columns = [self._use_partial(partial) for partial in measure.partials]
+        columns = [self._add_partial(partial) for partial in measure.partials]
         return self._dialect.combine(measure, columns, filter_clause)
 
-    def _use_partial(self, partial: Partial) -> str:
-        """Return the column of the union with a partial aggregate, in the engine's SQL."""
-        entry = self._partials[partial.text]
+    def _add_partial(self, partial: Partial) -> str:
+        """Add a partial aggregate to the used columns of the cube, and return its column in the engine's SQL.
+
+        The column is in `groups UNION ALL rows`. For a row that is not in the cube, its value is the partial aggregate
+        of the single row. The method also records that the query uses sketches.
+        """
+        entry_column = self._partials[partial.text]
         kind = self._dialect.find_partial_type(partial)
         ids = frozenset(column.column_id for column in list_columns(partial.operand))
-        row = "1"
+        row_sql = "1"
         if partial.operand is not None:
-            row = format_operand(partial.operand, lambda column: self._write_column(column.column_id))
+            row_sql = format_operand(partial.operand, lambda column: self._write_column(column.column_id))
             if partial.function == COUNT:
-                row = f"CASE WHEN {row} IS NULL THEN 0 ELSE 1 END"
+                row_sql = f"CASE WHEN {row_sql} IS NULL THEN 0 ELSE 1 END"
             if partial.function == APPROX_DISTINCT:
-                row, self._has_sketches = self._dialect.sketch_row(row, partial.operand.kind), True
-        output = _Output(PREFIX + entry, f"CAST({row} AS {kind})", kind, ids)
-        name = self._used_outputs.setdefault(entry, output).name
+                row_sql, self._has_sketches = self._dialect.sketch_row(row_sql, partial.operand.kind), True
+        output = _Output(PREFIX + entry_column, f"CAST({row_sql} AS {kind})", kind, ids)
+        name = self._used_outputs.setdefault(entry_column, output).name
         return f"{self._dialect.quote_name(self._alias)}.{self._dialect.quote_name(name)}"
 
     def _write_column(self, column_id: int) -> str:

@@ -60,8 +60,8 @@ class TimeDimension:
         """The names that replace the path in the scope of the query. No statement can contain the last of them."""
         return (*self.path[:-1], f"\0{self.unit}\0{'.'.join(self.path)}")
 
-    def gives(self, unit: str) -> bool:
-        """Return whether the truncation to `unit` follows from the dimension."""
+    def can_truncate_to(self, unit: str) -> bool:
+        """Return whether the time truncated to `unit` can be computed from the values of the dimension."""
         return TIME_UNITS.index(unit) <= TIME_UNITS.index(self.unit)
 
 
@@ -87,7 +87,7 @@ def replace_times(tree: exp.Expr, dimensions: Sequence[TimeDimension]) -> exp.Ex
             if tuple(part.name.lower() for part in column.parts[-len(dimension.path) :]) != dimension.path:
                 continue
             if boundary is None:
-                fits = dimension.gives(unit)
+                fits = dimension.can_truncate_to(unit)
             else:
                 fits = not dimension.is_zoned and _is_boundary(boundary, dimension.unit)
             if fits:
@@ -119,7 +119,10 @@ def _find_time(node: exp.Expr) -> tuple[exp.Column, str, datetime | None] | None
 
 
 def _read_column(node: exp.Expr, unit: str | None) -> tuple[exp.Column, str, None] | None:
-    """Return (column, unit, None), or None if the unit is unknown or the node is no column."""
+    """Return (column, unit, None), or None if the unit is unknown or the node is no column.
+
+    The last item is the boundary in the results of `_find_time`, which only comparisons have.
+    """
     if isinstance(node, exp.TsOrDsToDate) and set(node.args) <= {"this"}:  # Spark's year(ts) is year(CAST(ts AS date)).
         node = node.this
     if unit is None or not isinstance(node, exp.Column) or not isinstance(node.this, exp.Identifier):
@@ -128,7 +131,10 @@ def _read_column(node: exp.Expr, unit: str | None) -> tuple[exp.Column, str, Non
 
 
 def _read_comparison(node: exp.Expr, literal: exp.Expr) -> tuple[exp.Column, str, datetime] | None:
-    """Return (column, "", boundary) for the comparison of a column with a time, or None for other operands."""
+    """Return (column, "", boundary) for the comparison of a column with a time, or None for other operands.
+
+    The unit is empty, because the caller determines the needed unit from the boundary.
+    """
     if not isinstance(node, exp.Column) or not isinstance(node.this, exp.Identifier):
         return None
     if type(literal) is not exp.Cast or not isinstance(literal.this, exp.Literal):

@@ -40,9 +40,7 @@ class DuckDBCubeQuery:
     ) -> None:
         """Translate a query, and check that its result has the types of the original query.
 
-        DuckDB determines both lists of types from queries over relations without rows.
-
-        The original and the translated query are bound over empty relations, to get the names and types of their
+        DuckDB binds the original and the translated query to empty relations. This gives the names and types of both
         results. The types must be equal.
 
         Args:
@@ -57,22 +55,31 @@ class DuckDBCubeQuery:
             duckdb.Error: DuckDB does not accept the query.
         """
         self.translated = translate_statement(statement.parse_again(), table, DUCKDB, floats=floats)
-        original = con.sql(_read_no_rows(statement.text, reference, table.schema), params=statement.parameters)
+        original = con.sql(
+            _replace_by_empty_relation(statement.text, reference, table.schema), params=statement.parameters
+        )
         self._names = original.columns
         if self.translated.has_sketches and not create_functions(con):
             raise NotFromCube("the transaction began before the functions for sketches were created")
-        no_groups = ", ".join(f"NULL AS {column}" for column in self.translated.columns)
-        new = con.sql(self.translated.write(f"(SELECT {no_groups} LIMIT 0)", None, self._names))
+        null_columns = ", ".join(f"NULL AS {column}" for column in self.translated.columns)
+        new = con.sql(self.translated.write(f"(SELECT {null_columns} LIMIT 0)", None, self._names))
         if new.types != original.types:
             pairs = zip(original.types, new.types, strict=True)
             raise NotFromCube(f"the types differ: {', '.join(f'{old} and {new}' for old, new in pairs if old != new)}")
 
     def write(self, rows: str | None) -> str:
-        """Return the text of the query. It reads `GROUPS`, and also the plan table `rows` unless it is None."""
+        """Return the text of the translated query.
+
+        It reads the relation `GROUPS`, which contains the cube's groups. DuckDB pushes no filter into this relation,
+        because it cannot push some filters into an Arrow scan.
+
+        Args:
+            rows: The name of a table with the rows of files that the cube does not cover, or None.
+        """
         return self.translated.write(_WITHOUT_PUSHDOWN, rows, self._names)
 
 
-def _read_no_rows(text: str, reference: NamedRelation, schema: Schema) -> str:
+def _replace_by_empty_relation(text: str, reference: NamedRelation, schema: Schema) -> str:
     """Return the statement with an empty relation in place of the table. The relation has the table's columns.
 
     DuckDB can find the types of the result of this statement without reading the table.

@@ -74,10 +74,14 @@ class NameKinds:
     ) -> None:
         """Find the kinds of the names in a statement.
 
+        A name may get several kinds, or the kind None, which is the kind of a value that cannot be used. In both cases
+        `find_kind` returns None.
+
         Args:
             tree: The statement.
             tables: The columns of the known tables: Iceberg types by lower-case name.
-            qualifiers: The qualifiers of known columns, or None if the columns of all tables are known.
+            qualifiers: The qualifiers of known columns, or None if the columns of all tables are known. A column with
+                another qualifier has no kind.
         """
         self._qualifiers = qualifiers
         self._kinds_by_name: defaultdict[str, set[str | None]] = defaultdict(set)
@@ -92,18 +96,20 @@ class NameKinds:
         for node in nodes:
             match node:
                 case exp.Alias():
+                    # An alias of a column, or of its minimum or maximum, has the kinds of the column. If there is also
+                    # a stored column with the name of the alias, the alias must be for a column of this name.
                     name, column = node.alias.lower(), find_extreme_column(node.this)
                     if type(column) is exp.Column and (name not in stored_names or column.name.lower() == name):
                         names_by_alias[name].add(column.name.lower())
-                    else:
+                    else:  # The value is computed.
                         self._kinds_by_name[name].add(None)
-                case exp.TableAlias():
+                case exp.TableAlias():  # Its columns may be names for the values of VALUES or UNNEST.
                     for number, column_name in enumerate(node.columns):
                         self._kinds_by_name[column_name.name.lower()].add(
                             find_literal_kind(_find_column_values(node.parent, number))
                         )
                 case exp.SetOperation():
-                    self._mark_conversions(node, names_by_alias)
+                    self._add_kinds_of_combined_columns(node, names_by_alias)
         self._propagate_kinds(names_by_alias)
 
     def find_kind(self, column: exp.Expr | None) -> str | None:
@@ -135,7 +141,9 @@ class NameKinds:
             if sum(map(len, self._kinds_by_name.values())) == kind_count:
                 return
 
-    def _mark_conversions(self, set_operation: exp.SetOperation, names_by_alias: defaultdict[str, set[str]]) -> None:
+    def _add_kinds_of_combined_columns(
+        self, set_operation: exp.SetOperation, names_by_alias: defaultdict[str, set[str]]
+    ) -> None:
         """Record that each column of a set operation also has the kind of the column with which it is combined.
 
         UNION and similar operations convert combined columns to one type.

@@ -276,7 +276,11 @@ class _Query:
     async def _plan_tables(
         self, tables: Mapping[int, _CatalogTable], catalogs: Mapping[str, AttachedCatalog], *, utc: bool
     ) -> PlannedQuery:
-        """Return the query that reads a cube or plan tables, planned within the time budget."""
+        """Return a query that reads a cube or plan tables in place of the tables.
+
+        A plan table is a read-only table with the files that the server has selected for the conditions of the query.
+        Planning takes at most `BUDGET_S` seconds.
+        """
         until_s = asyncio.get_running_loop().time() + BUDGET_S
         # A relation is run later, possibly several times. If it uses the current time, it is planned for a day
         # (`relative_times.py`).
@@ -450,18 +454,23 @@ class _Query:
         )
 
     def _find_scans(
-        self, tables: Mapping[int, _CatalogTable], tables_of_catalogs: Mapping[int, KnownTable], *, utc: bool
+        self, tables: Mapping[int, _CatalogTable], known_tables: Mapping[int, KnownTable], *, utc: bool
     ) -> dict[int, PlannedScan]:
         """Return the scans of the statement. The result or the error is stored for further calls.
 
         The analysis runs only once, because it changes the tree of the statement.
+
+        Args:
+            tables: The references to tables, by number.
+            known_tables: The states of the tables in their catalogs, by the same numbers.
+            utc: Whether the session's time zone is UTC.
 
         Raises:
             UnsupportedStatement: The statement is not supported.
         """
         if self._scans is None:
             try:
-                self._scans = self._find_scans_of(self._statement, tables, tables_of_catalogs, utc=utc)
+                self._scans = self._find_scans_of(self._statement, tables, known_tables, utc=utc)
             except UnsupportedStatement as error:
                 self._scans = error
         if isinstance(self._scans, UnsupportedStatement):
@@ -472,7 +481,7 @@ class _Query:
         self,
         statement: DuckDBStatement,
         tables: Mapping[int, _CatalogTable],
-        tables_of_catalogs: Mapping[int, KnownTable],
+        known_tables: Mapping[int, KnownTable],
         *,
         utc: bool,
     ) -> dict[int, PlannedScan]:
@@ -484,7 +493,7 @@ class _Query:
         Raises:
             UnsupportedStatement: The statement is not supported.
         """
-        columns = {number: table.columns for number, table in tables_of_catalogs.items() if table.columns is not None}
+        columns = {number: table.columns for number, table in known_tables.items() if table.columns is not None}
         marked_text = statement.to_marked_text(columns, utc=utc)
         marks = {mark_name(number): number for number in columns}
         today = find_today(statement.text)
@@ -540,7 +549,7 @@ class _Query:
 
 
 def _add_cube(planned_query: PlannedQuery, cube: CubeSummary | None) -> PlannedQuery:
-    """Add the reason why no cube is used to a query."""
+    """Return the query with the reason why it uses no cube. If no cube was considered, the query is unchanged."""
     return (
         planned_query
         if cube is None

@@ -44,9 +44,16 @@ def connect(
 ) -> duckdb.DuckDBPyConnection:
     """Return a new DuckDB connection with the catalog at `uri` attached as `name`.
 
-    The docstring of `attach` describes the parameters.
-    `database` and `config` are the arguments of `duckdb.connect`. Extensions from PyPI are not signed by DuckDB's
-    repository, so `allow_unsigned_extensions` is on unless `config` sets it.
+    Extensions from PyPI are not signed by DuckDB's repository, so `allow_unsigned_extensions` is on unless `config`
+    sets it.
+
+    Args:
+        uri: The address of the catalog.
+        name: The name of the catalog in DuckDB.
+        token: A bearer token.
+        on_s3: Whether the tables are in S3. DuckDB then uses keys from the server.
+        database: The argument of `duckdb.connect`: the path of a database file, or `:memory:`.
+        config: The argument of `duckdb.connect`: settings of DuckDB.
     """
     con = duckdb.connect(database, config={"allow_unsigned_extensions": "true", **(config or {})})
     try:

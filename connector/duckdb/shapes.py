@@ -16,7 +16,7 @@ HIDDEN = "seamark_hidden"
 _QUERIES = (exp.Select, exp.SetOperation, exp.Subquery)
 
 
-def rewrite_blocks(tree: exp.Expr) -> None:
+def rewrite_qualify_and_unnamed_columns(tree: exp.Expr) -> None:
     """Rewrite the constructs whose meaning does not depend on the columns of tables.
 
     These are QUALIFY, which Trino does not have, and the names that DuckDB gives to unnamed columns.
@@ -68,14 +68,14 @@ def rewrite_conditions(tree: exp.Expr, kinds: NameKinds) -> None:
             replace_node(division, exp.Div(this=division.this, expression=division.expression, typed=True, safe=False))
 
 
-def is_of_values(node: exp.In | exp.EQ, kinds: NameKinds) -> bool:
+def is_same_row_comparison_in_trino(node: exp.In | exp.EQ, kinds: NameKinds) -> bool:
     """Return whether the condition is true for the same rows in DuckDB and in Trino.
 
     The condition is `(a, b) IN ((1, 2), …)` or `(a, b) = (1, 2)`. DuckDB compares nulls in such rows as values.
     """
     rows = node.expressions if isinstance(node, exp.In) else [node.expression]
     columns = node.this.expressions
-    return is_counted_if_true(node) and all(
+    return treats_null_as_false(node) and all(
         isinstance(row, exp.Tuple)
         and len(row.expressions) == len(columns)
         and all(
@@ -117,8 +117,8 @@ def list_results(node: exp.Case | exp.If) -> list[exp.Expr]:
     return [result.unnest() for result in ([*results, otherwise] if otherwise is not None else results)]
 
 
-def is_counted_if_true(node: exp.Expr) -> bool:
-    """Return whether false and null have the same effect at the place of the condition.
+def treats_null_as_false(node: exp.Expr) -> bool:
+    """Return whether the statement treats a null result of the condition as false.
 
     This is true in WHERE, HAVING and ON, below any AND and OR, but not below NOT.
     """
@@ -145,7 +145,7 @@ def _to_in_condition(function: exp.Expr, kinds: NameKinds) -> exp.In | None:
     array, column = function.this, function.args.get("expression")
     if not isinstance(function, exp.ArrayContains | exp.Contains) or not isinstance(array, exp.Array):
         return None
-    is_same_condition = _are_constants_of(array.expressions, kinds.find_kind(column)) and is_counted_if_true(function)
+    is_same_condition = _are_constants_of(array.expressions, kinds.find_kind(column)) and treats_null_as_false(function)
     return (
         exp.In(this=column.copy(), expressions=array.expressions) if is_same_condition and column is not None else None
     )
@@ -200,7 +200,11 @@ def _name_columns(rows: exp.Expr) -> None:
 
 
 def _convert_operand(case: exp.Case, kinds: NameKinds) -> None:
-    """Hide the operand of `CASE c WHEN 1 THEN …` if DuckDB may convert the compared values."""
+    """Convert the values in `CASE c WHEN 1 THEN …` to Trino's constants.
+
+    If DuckDB may convert the compared values, the operand becomes the argument of an unknown function, so that the
+    analysis derives no condition from it.
+    """
     kind, branches = kinds.find_kind(case.this), [branch.this for branch in case.args["ifs"]]
     is_same_condition = kind is not None and all(
         isinstance(branch, exp.Null) or (kind != "double" and to_constant(branch, kind, utc=False) is not None)

@@ -32,13 +32,13 @@ from seamark.connector.duckdb.kinds import (
 from seamark.connector.duckdb.shapes import (
     HIDDEN,
     hide,
-    is_counted_if_true,
-    is_of_values,
+    is_same_row_comparison_in_trino,
     is_whole,
     list_results,
     read_listed_elements,
-    rewrite_blocks,
     rewrite_conditions,
+    rewrite_qualify_and_unnamed_columns,
+    treats_null_as_false,
 )
 from seamark.connector.plans.splices import Replacement, splice
 from seamark.formats.iceberg.expressions.sql_parser import parse_statements
@@ -93,7 +93,7 @@ class DuckDBStatement:
         _check(self._tree)
         check_relations(self._tree)
         _bind_parameters(text, self._tree, parameters)
-        rewrite_blocks(self._tree)
+        rewrite_qualify_and_unnamed_columns(self._tree)
         relations = list(self._tree.find_all(exp.CTE, exp.Table))
         with_names = {relation.alias.lower() for relation in relations if isinstance(relation, exp.CTE)}
         self._nodes = [
@@ -397,7 +397,7 @@ def _find_replacements(node: exp.Expr, kinds: NameKinds, utc: bool) -> list[tupl
                 return replace_constants(kind, constants) if constants else []
             return replace_in_comparison(node.this, [node.args["low"], node.args["high"]])
         case exp.In() | exp.EQ() if isinstance(node.this, exp.Tuple):
-            return [] if is_of_values(node, kinds) else None
+            return [] if is_same_row_comparison_in_trino(node, kinds) else None
         case exp.EQ() if any(isinstance(side, exp.Subquery) for side in (node.this, node.expression)):
             sides = [
                 _find_only_column(side) if isinstance(side, exp.Subquery) else side
@@ -455,8 +455,11 @@ def _find_ordered_kind(operands: Sequence[exp.Expr], kinds: NameKinds) -> str | 
 def _replace_pattern(node: exp.Expr, kinds: NameKinds) -> list[tuple[exp.Expr, exp.Expr]] | None:
     """Return the replacements in a LIKE condition on a column, or on its lower or upper case.
 
-    Trino has no `ILIKE`. It becomes a comparison in lower case, but only for ASCII characters. The analysis of `lower`
-    leaves other characters to DuckDB.
+    Trino has no `ILIKE`, so it becomes a comparison in lower case.
+
+    Returns:
+        The replacements. The list is empty if Trino reads the condition without changes. The result is None if the
+        condition cannot be translated, for example an ILIKE with other characters than ASCII.
     """
     side, pattern = node.this.unnest(), node.expression
     column = side.this if isinstance(side, exp.Lower | exp.Upper) else side
@@ -485,7 +488,7 @@ def _is_false_for_nan(node: exp.Expr) -> bool:
             is_false_for_nan = isinstance(node.expression, exp.Column)
         case _:
             is_false_for_nan = False
-    return is_false_for_nan and is_counted_if_true(node)
+    return is_false_for_nan and treats_null_as_false(node)
 
 
 def _find_term_kind(node: exp.Expr | None, kinds: NameKinds) -> tuple[str | None, Sequence[exp.Expr]]:
@@ -549,6 +552,7 @@ def _find_result_kind(results: Sequence[exp.Expr], kinds: NameKinds) -> tuple[st
     constants = [result for result in results if type(result) is not exp.Column]
     kinds_of_results = {kinds.find_kind(column) for column in columns} or {find_literal_kind(constants)}
     kind = kinds_of_results.pop() if len(kinds_of_results) == 1 else None
+    # A double may be NaN, which DuckDB and the statistics of files order differently.
     return (None if kind == "double" else kind), constants
 
 

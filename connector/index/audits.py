@@ -56,7 +56,7 @@ class Audit:
     """The seed of the samples. An audit with the same seed reads the same data files and keys."""
 
     @property
-    def covered(self) -> int:
+    def covered_rows(self) -> int:
         """The number of rows in the covered data files, according to the manifests."""
         return int(self.index.json["rows"])
 
@@ -64,8 +64,8 @@ class Audit:
     def problems(self) -> tuple[str, ...]:
         """The problems of the index. Empty if the index is correct."""
         problems = [f"{verdict.location}: {problem}" for verdict in self.verdicts for problem in verdict.problems]
-        if self.rows is not None and self.rows != self.covered:
-            problems.append(f"the index files count {self.rows:,} rows, but the data files have {self.covered:,}")
+        if self.rows is not None and self.rows != self.covered_rows:
+            problems.append(f"the index files count {self.rows:,} rows, but the data files have {self.covered_rows:,}")
         if self.index.health == "damaged":
             problems.append(
                 f"damaged index files were quarantined before; {self.index.lag_files:,} data files have to be "
@@ -76,18 +76,26 @@ class Audit:
 
 @dataclass
 class _AuditedIndex:
-    """An index during its audit."""
+    """An index during its audit.
+
+    Attributes:
+        task: The task with which the audit builds entries again to compare them.
+        reports_problems: Whether to report problems to the server, which quarantines the index files.
+        rng: Chooses the data files that the audit reads again.
+        states: The states of the reported index files, by location. The audit fills it.
+    """
 
     client: IndexClient
     table: Name
     index: Index
     task: IndexTask
-    report: bool
+    reports_problems: bool
     rng: random.Random
     states: dict[str, str]
 
     @property
-    def live(self) -> list[dict[str, Any]]:
+    def live_files(self) -> list[dict[str, Any]]:
+        """The index files that are in use, in the form of the server's answer."""
         return [index_file for index_file in self.index.json["index-files"] if index_file["state"] == LIVE]
 
     def verify(self, registered_file: dict[str, Any], sample: int) -> VerificationResult:
@@ -101,7 +109,7 @@ class _AuditedIndex:
         """
         location = registered_file["location"]
         verdict = _compare_counts(verify_index_file(location, self.task, sample=sample, rng=self.rng), registered_file)
-        if verdict.problems and self.report and not verdict.has_newer_version:
+        if verdict.problems and self.reports_problems and not verdict.has_newer_version:
             self.states[location] = state = _report_problems(self.client, self.table, self.index.name, verdict)
             if state == _NOT_LIVE:
                 return replace(verdict, problems=())
@@ -119,21 +127,31 @@ def verify_sample(
 ) -> bool:
     """Verify the live index files of one index, except the files at the locations in `verified_locations`.
 
-    The function reports problems and raises errors as `audit_index` does.
+    The function reports problems to the server, which quarantines the index files.
 
     Args:
+        client: The client.
+        table: The table.
+        name: The name of the index.
+        sample: The maximum number of data files of each index file that are read again.
+        verified_locations: The locations of index files that are left out.
         on_verdict: Called with each verdict and the size of the index file in bytes. If it returns False, the function
             stops.
 
     Returns:
         Whether all index files are verified.
+
+    Raises:
+        NoSuchResource: The table or the index does not exist.
+        ClientError: The server refuses a request or cannot be reached.
+        BadRequest: The definition is invalid, or the table has no UUID.
     """
     rng = random.SystemRandom()
     audited_index, engine_table, metadata, _ = _load(client, table, name)
     audit_run = _AuditedIndex(
         client, table, audited_index, _create_task(client, table, audited_index, engine_table, metadata), True, rng, {}
     )
-    pending = [index_file for index_file in audit_run.live if index_file["location"] not in verified_locations]
+    pending = [index_file for index_file in audit_run.live_files if index_file["location"] not in verified_locations]
     for number, index_file in enumerate(pending, 1):
         if not on_verdict(audit_run.verify(index_file, sample), index_file["size-in-bytes"]):
             return number == len(pending)
@@ -174,7 +192,7 @@ def audit_index(
         rng,
         {},
     )
-    live_files = audit_run.live
+    live_files = audit_run.live_files
     verdicts: list[VerificationResult] = []
     for index_file in live_files:
         verdicts.append(audit_run.verify(index_file, sample))

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from seamark.connector.client.errors import ClientError
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import Name
-from seamark.connector.client.progress import expect
+from seamark.connector.client.progress import add_expected_work
 from seamark.connector.client.storage import Storage
 from seamark.connector.groups import divide
 from seamark.connector.index.entry_copies import FileId, copy_unchanged_entries
@@ -214,7 +214,8 @@ def open_build(client: IndexClient, table: Name, index: str, *, exclusive: bool)
         yield build_json
     except BaseException as error:
         reason = f"{type(error).__name__}: {error}".rstrip(": ")
-        if isinstance(error, DimensionRefused):  # Readers of the facts can load the reason.
+        if isinstance(error, DimensionRefused):
+            # A user who can read the indexed table can load the reason, but may have no right to the dimension table.
             reason = "A dimension table cannot be used; only the builder reports why"
         with suppress(ClientError):  # The first error of the group is raised.
             client.finish_build(table, index, build_json["build-id"], outcome="rolled-back", reason=reason[:1000])
@@ -256,9 +257,9 @@ class _BuildRun:
 
     @property
     def outcome(self) -> dict[str, Any]:
-        """The arguments that end the build. If no file could be indexed, the build is rolled back with a reason.
+        """The keyword arguments for `IndexClient.finish_build`.
 
-        Without arguments, the build ends normally.
+        If no file could be indexed, they roll the build back with a reason. If they are empty, the build ends normally.
         """
         if not self._not_indexed_reasons or self._json["progress"]["index-files"]:
             return {}
@@ -284,8 +285,8 @@ class _BuildRun:
             return
         source = self._make_source()
         missing: dict[FileId, DataFile] = {}
-        for page in self._client.build_files(*self._build_key):
-            if not source.knows(page["files"]):
+        for page in self._client.list_files_to_index(*self._build_key):
+            if not source.has_partition_specs_of(page["files"]):
                 source = self._make_source()
             files = [source.make_data_file(listed) for listed in page["files"]]
             ids = compute_file_ids(*zip(*((file.path, file.size_bytes, file.records) for file in files), strict=True))
@@ -307,7 +308,7 @@ class _BuildRun:
         self._not_indexed_count, self._not_indexed_reasons = 0, []
         groups = group_files(self._request_untried_files(source), self._choose_wave_limits())
         while wave := list(islice(groups, self._workers.parallelism * _GROUPS_PER_WORKER)):
-            expect(sum(map(len, wave)), sum(file.size_bytes for group in wave for file in group))
+            add_expected_work(sum(map(len, wave)), sum(file.size_bytes for group in wave for file in group))
             task = replace(source.task, dimensions=self._read_dimensions(source.task))
             for written_index in self._workers.run(task, wave):
                 self._register(written_index)
@@ -322,8 +323,8 @@ class _BuildRun:
         Other files are counted as not indexed: files that an earlier build could not index (`refused`), and files that
         this build has tried.
         """
-        for page in self._client.build_files(*self._build_key):
-            if not source.knows(page["files"]):
+        for page in self._client.list_files_to_index(*self._build_key):
+            if not source.has_partition_specs_of(page["files"]):
                 source = self._make_source()
             files = [source.make_data_file(file_json) for file_json in page["files"]]
             ids = compute_file_ids(*zip(*((file.path, file.size_bytes, file.records) for file in files), strict=True))
@@ -355,7 +356,10 @@ class _BuildRun:
         self._on_progress(self._decode_progress(self._json))
 
     def _choose_wave_limits(self) -> GroupLimits:
-        """Return limits with which every worker gets some groups of at least `_GROUP_FILES_MIN` files."""
+        """Return limits of groups with which every worker gets some groups of at least `_GROUP_FILES_MIN` files.
+
+        A wave is the set of groups that the workers index before the next groups are requested.
+        """
         progress = self._json["progress"]
         groups_per_wave = self._workers.parallelism * _GROUPS_PER_WORKER
         files = max(_GROUP_FILES_MIN, -(-progress["files-total"] // groups_per_wave))
@@ -382,7 +386,7 @@ class BuildSource:
     """
 
     task: IndexTask
-    partitioned: Mapping[int, frozenset[int]]
+    partition_value_columns: Mapping[int, frozenset[int]]
     """The columns with an identity partition field, by spec id."""
 
     @staticmethod
@@ -416,9 +420,9 @@ class BuildSource:
         )
         return BuildSource(task, {spec.spec_id: list_identity_columns(spec) for spec in metadata.partition_specs})
 
-    def knows(self, files_json: Iterable[Mapping[str, Any]]) -> bool:
+    def has_partition_specs_of(self, files_json: Iterable[Mapping[str, Any]]) -> bool:
         """Return whether the table had the partition specs of all these files when it was loaded."""
-        return all(file["spec-id"] in self.partitioned for file in files_json)
+        return all(file["spec-id"] in self.partition_value_columns for file in files_json)
 
     def make_data_file(self, file_json: Mapping[str, Any]) -> DataFile:
         return DataFile(
@@ -426,7 +430,7 @@ class BuildSource:
             size_bytes=file_json["file-size-in-bytes"],
             records=file_json["record-count"],
             format=file_json["file-format"],
-            partitioned=self.partitioned[file_json["spec-id"]],
+            partition_value_columns=self.partition_value_columns[file_json["spec-id"]],
         )
 
 

@@ -22,13 +22,13 @@ SAMPLED_ROWS_MAX = 20_000_000
 """The maximum number of rows of the data file that is read."""
 
 
-def estimate_problem(
+def find_cube_problem(
     client: IndexClient, table: Name, columns: Sequence[str], measures: Sequence[str], parameters: Mapping[str, Any]
 ) -> str | None:
     """Return the reason why a cube would not be useful or could not be built, or None.
 
-    The largest of the first data files is read. If it cannot be read, or if the definition is invalid, the result is
-    None, because the server checks the definition.
+    The entry of the largest of the first data files is built, to find a problem before the cube is defined. The result
+    is None if the file cannot be read, or if the definition is invalid, because the server checks the definition.
 
     Raises:
         ClientError: The server refuses a request or cannot be reached.

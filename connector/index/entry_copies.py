@@ -45,7 +45,12 @@ FileId = tuple[int, int]
 
 @dataclass(frozen=True)
 class _ChangedKeys:
-    """The keys of a column of the facts whose attributes differ between two snapshots of a dimension table."""
+    """Keys for which a dimension table has other attributes in one snapshot than in another.
+
+    Attributes:
+        column_id: The field id of the column of the indexed table that contains such keys.
+        keys: The keys.
+    """
 
     column_id: int
     keys: pa.Array
@@ -60,14 +65,14 @@ def copy_unchanged_entries(
 ) -> Iterator[WrittenIndex]:
     """Write index files with the entries of earlier definitions that are right for this definition, and yield them.
 
-    An entry that cannot be copied is left to the build: a damaged index file, or a snapshot that has expired. The key
-    columns of a data file are read once at most, so a file with a key that changed after the newest of the earlier
-    definitions is left to the build too.
+    The build makes an entry itself if it cannot be copied, for example because an index file is damaged or the snapshot
+    of a dimension table has expired. The key columns of a data file are read at most once. If a key of the file has
+    changed since the newest earlier definition, the build makes its entry too.
 
     Args:
         client: The client.
         task: The index task of the build.
-        earlier_files: The `earlier_file-index-files` of the build, the newest first.
+        earlier_files: The `earlier-index-files` of the build, the newest first.
         missing: The data files without entry. The function removes the files whose entries it has copied.
         dimensions: The dimension tables of the definition.
     """
@@ -81,7 +86,7 @@ def copy_unchanged_entries(
             return
         changes = _find_changes(client, task, definition_id, dimensions)
         for location in locations if changes is not None else ():
-            advance(0, 0)
+            advance(0, 0)  # This only reports that the job is active. No file is done.
             if not missing or time.monotonic() > deadline_s:
                 return
             try:
@@ -101,9 +106,10 @@ def copy_unchanged_entries(
 def _find_changes(
     client: IndexClient, task: IndexTask, definition_id: str, dimensions: Dimensions
 ) -> list[_ChangedKeys] | None:
-    """Return the changed keys since an earlier definition, or None if its entries are not worth copying.
+    """Return the keys that have changed since an earlier definition of the index.
 
-    They are not worth copying if the earlier dimension tables cannot be read, or if too many keys have changed.
+    The result is None if the entries of the earlier definition should not be copied: the dimension tables at its
+    snapshots cannot be read, or too many keys have changed.
     """
     terms = task.definition.terms
     earlier_terms = _read_earlier_terms(terms, definition_id)
@@ -116,7 +122,7 @@ def _find_changes(
         SeamarkError,
         ValueError,
     ):
-        # Its snapshot has expired, or a key was not unique.
+        # For example, the snapshot of a dimension table has expired, or one of its keys was not unique.
         return None
     # The terms of one column may name several snapshots of a dimension table.
     changes: dict[tuple[int, DimensionSource, DimensionSource], _ChangedKeys] = {}

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from seamark.connector.client.progress import advance
 from seamark.connector.client.storage import Storage
-from seamark.connector.index.lookups import NO_DIMENSIONS, Dimensions, look_up
+from seamark.connector.index.lookups import NO_DIMENSIONS, Dimensions, look_up_attributes
 from seamark.connector.parquet.columns import Projection, read_columns
 from seamark.connector.parquet.encryption.keys import EnvironmentKeys
 from seamark.formats.iceberg.files.parquet import Unreadable
@@ -44,14 +44,14 @@ class DataFile:
     """A data file, described by its manifest entry.
 
     Attributes:
-        partitioned: The columns whose values readers may take from its partition values.
+        partition_value_columns: The ids of the columns whose values readers may take from its partition values.
     """
 
     path: str
     size_bytes: int
     records: int
     format: str = "parquet"
-    partitioned: frozenset[int] = frozenset()
+    partition_value_columns: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def read_file_keys(task: IndexTask, file: DataFile) -> list[Keys]:
         ValueError: A value has no key.
     """
     columns = read_indexed_columns(task, file, task.definition.column_ids)
-    return _compute_keys(task.definition, columns, look_up(task.definition.terms, columns, task.dimensions))
+    return _compute_keys(task.definition, columns, look_up_attributes(task.definition.terms, columns, task.dimensions))
 
 
 def build_entry_of_file(task: IndexTask, file: DataFile) -> Any:
@@ -162,7 +162,7 @@ def read_indexed_columns(task: IndexTask, file: DataFile, column_ids: Sequence[i
         column_ids,
         Projection(
             task.projection.schema,
-            task.projection.partitioned | file.partitioned,
+            task.projection.partitioned | file.partition_value_columns,
             task.definition.mapping,
         ),
         filesystem=task.storage,
@@ -207,9 +207,11 @@ def build_entry(
         ValueError: The file cannot be indexed.
     """
     kind = KINDS[definition.kind]
-    attributes = look_up(definition.terms, columns, dimensions)
+    attributes = look_up_attributes(definition.terms, columns, dimensions)
     if kind.aggregates:
-        return kind.build_aggregates(definition.terms, definition.measures, columns, definition.parameters, attributes)
+        return kind.build_entry_with_aggregates(
+            definition.terms, definition.measures, columns, definition.parameters, attributes
+        )
     return kind.build(_compute_keys(definition, columns, attributes), definition.parameters)
 
 

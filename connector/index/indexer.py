@@ -96,8 +96,8 @@ class AuditLimits:
 
 
 @dataclass
-class Round:
-    """The totals of one round.
+class MaintenanceCounts:
+    """The numbers of things that the indexer has done in one round, or for one table.
 
     Attributes:
         files_not_indexed: The number of data files that cannot be indexed.
@@ -164,7 +164,7 @@ class Indexer:
 
     Attributes:
         open_workers: Opens the workers of a round, as a context manager.
-        audit: The limits of audits, or None to audit no index.
+        audit_limits: The limits of audits, or None to audit no index.
         now: Returns a monotonic time in seconds.
         now_ms: Returns the time in milliseconds since the epoch.
     """
@@ -174,7 +174,7 @@ class Indexer:
     limits: GroupLimits = DEFAULT_LIMITS
     now: Callable[[], float] = time.monotonic
     now_ms: Callable[[], int] = SystemClock().now_ms
-    audit: AuditLimits | None = None
+    audit_limits: AuditLimits | None = None
     _audit_progress: dict[tuple[Table, str], _AuditProgress] = field(default_factory=dict)
     _backoffs: dict[Key, _Backoff] = field(default_factory=dict)
     _unsupported_locations: set[str] = field(default_factory=set)
@@ -188,79 +188,86 @@ class Indexer:
         backoff_s = interval_s
         while True:
             try:
-                self.round()
+                self.maintain_all_tables()
                 backoff_s = interval_s
             except ClientError as error:
                 backoff_s = min(max(backoff_s, 1.0) * 2, BACKOFF_MAX_S)
                 _log.error("round ended by an error", error=error.message, status=error.status, again_in_s=backoff_s)
             time.sleep(backoff_s)
 
-    def round(self) -> Round:
-        """Maintain every table once.
+    def maintain_all_tables(self) -> MaintenanceCounts:
+        """Maintain every table once, in one round.
 
         Raises:
             ClientError: The catalog cannot be listed, or the server is unreachable.
         """
-        round_ = Round()
+        counts = MaintenanceCounts()
         due_audits: list[_DueAudit] = []
         with self.open_workers() as workers:
             for table in self._list_tables():
-                round_.tables += 1
+                counts.tables += 1
                 self._run_unless_backed_off(
-                    (table, "", "look"), partial(self._maintain_table, table, workers, round_, due_audits), round_
+                    _make_table_key(table), partial(self._maintain_table, table, workers, counts, due_audits), counts
                 )
-        self._run_audits(sorted(due_audits), round_)
-        has_activity = round_.builds or round_.merges or round_.damaged or round_.failed
-        _log.log(INFO if has_activity else DEBUG, "round done", **vars(round_))
-        return round_
+        self._run_audits(sorted(due_audits), counts)
+        has_activity = counts.builds or counts.merges or counts.damaged or counts.failed
+        _log.log(INFO if has_activity else DEBUG, "round done", **vars(counts))
+        return counts
 
-    def maintain(self, table: Table) -> Round:
+    def maintain(self, table: Table) -> MaintenanceCounts:
         """Run the due index jobs of one table, and return their counts.
+
+        Nothing is done while a delay (backoff) after an earlier failure of the table lasts.
 
         Raises:
             ClientError: The server is unreachable.
         """
-        round_, due_audits = Round(tables=1), list[_DueAudit]()
+        counts, due_audits = MaintenanceCounts(tables=1), list[_DueAudit]()
         with self.open_workers() as workers:
             self._run_unless_backed_off(
-                (table, "", "look"), partial(self._maintain_table, table, workers, round_, due_audits), round_
+                _make_table_key(table), partial(self._maintain_table, table, workers, counts, due_audits), counts
             )
-        self._run_audits(sorted(due_audits), round_)
-        return round_
+        self._run_audits(sorted(due_audits), counts)
+        return counts
 
     def _list_tables(self) -> Iterator[Table]:
         for namespace in self.client.namespaces():
             with suppress(NoSuchResource):
                 yield from self.client.tables(namespace)
 
-    def _maintain_table(self, table: Table, workers: Workers, round_: Round, due_audits: list[_DueAudit]) -> None:
+    def _maintain_table(
+        self, table: Table, workers: Workers, counts: MaintenanceCounts, due_audits: list[_DueAudit]
+    ) -> None:
         """Build and merge the indexes of a table, and append the indexes whose audit is due to `due_audits`."""
         definitions, writable_definitions = self._read_definitions(table)
         if not definitions:
             # The state of the indexes is not requested here, because the server would have to read manifests for it.
             return
-        redefined_before = round_.redefined
+        redefined_before = counts.redefined
         # A definition with a dropped column stays unchanged, because its name may belong to another column now.
         for definition in writable_definitions:
             if definition.dimension_tables:
-                action = partial(self._redefine, table, definition, round_)
-                self._run_unless_backed_off((table, definition.name, "redefine"), action, round_)
-        if round_.redefined > redefined_before:
+                action = partial(self._redefine, table, definition, counts)
+                self._run_unless_backed_off((table, definition.name, "redefine"), action, counts)
+        if counts.redefined > redefined_before:
             definitions, _ = self._read_definitions(table)
         indexes = self.client.indexes(table)
         self._read_dimensions_ahead(definitions, indexes)
         for index in indexes:
+            # The kind `bucket` is a partition field, which has no index files.
             if index.state == "enabled" and index.kind != "bucket" and index.health != "broken":
-                round_.indexes += 1
+                counts.indexes += 1
+                # The missing files of the current snapshot, and of the snapshots of other branches and of tags.
                 lag_files = index.lag_files + index.lag_files_of_refs
                 if lag_files:
-                    action = partial(self._build, table, index, workers, round_)
-                    self._run_unless_backed_off((table, index.name, "build"), action, round_, lag_files=lag_files)
+                    action = partial(self._build, table, index, workers, counts)
+                    self._run_unless_backed_off((table, index.name, "build"), action, counts, lag_files=lag_files)
                 # Merges may be due even without a build, because other clients also build index files.
+                # A merge also moves misplaced files: files in the folder that earlier versions of Seamark used.
                 has_full_level = any(count >= MERGED_FILES_MIN for count in index.json["levels"].values())
                 if lag_files or has_full_level or index.json.get("misplaced"):
                     self._run_unless_backed_off(
-                        (table, index.name, "merge"), partial(self._merge, table, index.name, round_), round_
+                        (table, index.name, "merge"), partial(self._merge, table, index.name, counts), counts
                     )
                 if self._is_due(index):
                     due_audits.append(_DueAudit(index.audited_ms or 0, table, index.name))
@@ -284,7 +291,7 @@ class Indexer:
             with suppress(ClientError):
                 read_dimensions(self.client, [term for definition in lagging_definitions for term in definition.terms])
 
-    def _redefine(self, table: Table, definition: IndexDefinition, round_: Round) -> None:
+    def _redefine(self, table: Table, definition: IndexDefinition, counts: MaintenanceCounts) -> None:
         """Define an index again if its dimension tables have changed, so that the build copies the unchanged entries.
 
         The definition stays if another client changes it at the same time, or if the caller may not read a dimension
@@ -299,46 +306,59 @@ class Indexer:
         except (Conflict, AccessDenied) as error:
             log.info("index not defined again", error=error.message)
             return
-        round_.redefined += 1
+        counts.redefined += 1
         log.info("index defined again, because a dimension table has changed")
 
     def _is_due(self, index: Index) -> bool:
-        if self.audit is None or not index.json["levels"]:
+        if self.audit_limits is None or not index.json["levels"]:
             return False
-        return index.audited_ms is None or index.audited_ms < self.now_ms() - 1000 * self.audit.every_s
+        return index.audited_ms is None or index.audited_ms < self.now_ms() - 1000 * self.audit_limits.every_s
 
-    def _run_audits(self, due_audits: Sequence[_DueAudit], round_: Round) -> None:
+    def _run_audits(self, due_audits: Sequence[_DueAudit], counts: MaintenanceCounts) -> None:
         """Audit as many index files as the limits allow.
 
         Damaged index files are quarantined. The next round builds them again. The progress of indexes whose audit is no
         longer due is dropped.
         """
-        if self.audit is None:
+        if self.audit_limits is None:
             return
         for stale_key in self._audit_progress.keys() - {(due_audit.table, due_audit.name) for due_audit in due_audits}:
             del self._audit_progress[stale_key]
-        limits, until_s = self.audit, self.now() + self.audit.seconds
+        limits, until_s = self.audit_limits, self.now() + self.audit_limits.seconds
 
         def has_time() -> bool:
-            return self.now() < until_s and round_.verified_bytes < limits.size_bytes
+            return self.now() < until_s and counts.verified_bytes < limits.size_bytes
 
         for due_audit in due_audits:
             if not has_time():
                 break
-            action = partial(self._audit, due_audit.table, due_audit.name, limits.sample, has_time, round_)
-            self._run_unless_backed_off((due_audit.table, due_audit.name, "audit"), action, round_)
+            action = partial(self._audit, due_audit.table, due_audit.name, limits.sample, has_time, counts)
+            self._run_unless_backed_off((due_audit.table, due_audit.name, "audit"), action, counts)
 
-    def _audit(self, table: Table, name: str, sample: int, has_time: Callable[[], bool], round_: Round) -> None:
+    def _audit(
+        self, table: Table, name: str, sample: int, has_time: Callable[[], bool], counts: MaintenanceCounts
+    ) -> None:
+        """Verify index files of an index until all are verified, or until `has_time` returns False.
+
+        An unfinished audit continues in the next round. The end of an audit is recorded by the server.
+
+        Args:
+            table: The table.
+            name: The name of the index.
+            sample: The number of data files of each index file that are read again.
+            has_time: Returns whether another index file may be verified.
+            counts: The counts, to which the verified and damaged index files are added.
+        """
         progress = self._audit_progress.setdefault((table, name), _AuditProgress())
 
         def on_verdict(verdict: VerificationResult, size_bytes: int) -> bool:
             progress.locations.add(verdict.location)
             progress.size_bytes += size_bytes
-            round_.verified += 1
-            round_.verified_bytes += size_bytes
+            counts.verified += 1
+            counts.verified_bytes += size_bytes
             if verdict.problems and not verdict.has_newer_version:
                 progress.damaged += 1
-                round_.damaged += 1
+                counts.damaged += 1
                 _log.warning(
                     "index file has problems", table=_format_table(table), index=name, location=verdict.location,
                     problems=list(verdict.problems[:_LOGGED_PROBLEMS_MAX]),
@@ -357,13 +377,13 @@ class Indexer:
             )
             del self._audit_progress[table, name]
 
-    def _build(self, table: Table, index: Index, workers: Workers, round_: Round) -> None:
+    def _build(self, table: Table, index: Index, workers: Workers, counts: MaintenanceCounts) -> None:
         report = build(
             self.client, table, index.name, workers, exclusive=True, limits=self.limits, passes_max=PASSES_MAX
         )
-        round_.builds += 1
-        round_.files += report.progress.files_done
-        round_.files_not_indexed += report.files_not_indexed
+        counts.builds += 1
+        counts.files += report.progress.files_done
+        counts.files_not_indexed += report.files_not_indexed
         _log.info(
             "index built",
             table=_format_table(table),
@@ -380,7 +400,12 @@ class Indexer:
                 f"{report.files_not_indexed} data files cannot be indexed; the first is {path}: {reason}",
             )
 
-    def _merge(self, table: Table, name: str, round_: Round) -> None:
+    def _merge(self, table: Table, name: str, counts: MaintenanceCounts) -> None:
+        """Merge index files until no merge is due, at most `MERGES_MAX` times.
+
+        Entries of data files that no snapshot references are dropped. Index files of an unknown version are left out of
+        this merge and of later merges.
+        """
         for _ in range(MERGES_MAX):
             files_to_merge = select_merge(
                 RegisteredFile(
@@ -424,7 +449,7 @@ class Indexer:
                 if not merged_index.unsupported:
                     return
                 continue
-            round_.merges += 1
+            counts.merges += 1
             _log.info(
                 "index files merged",
                 table=_format_table(table),
@@ -447,7 +472,7 @@ class Indexer:
                      index_files=len(locations))  # fmt: skip
 
     def _run_unless_backed_off(
-        self, key: Key, action: Callable[[], None], round_: Round, *, lag_files: int | None = None
+        self, key: Key, action: Callable[[], None], counts: MaintenanceCounts, *, lag_files: int | None = None
     ) -> None:
         """Run an action, unless a backoff applies to it.
 
@@ -457,7 +482,7 @@ class Indexer:
         Args:
             key: The table, the index and the name of the action.
             action: The action.
-            round_: The totals, to which failures are added.
+            counts: The totals, to which failures are added.
             lag_files: The number of files that the index lacks. A backoff for another number does not apply.
         """
         backoff = self._backoffs.get(key)
@@ -472,15 +497,15 @@ class Indexer:
         except NoSuchResource:
             log.info("gone")  # The index or the table was dropped or renamed during the round.
         except _FilesNotIndexed as error:
-            round_.reason = round_.reason or str(error)
+            counts.reason = counts.reason or str(error)
             log.warning("data files not indexed", error=str(error), again_in_s=self._back_off(key, error.files))
         except Exception as error:  # noqa: BLE001  an error in one table must not stop the others
             if isinstance(error, Refused) and error.status == _CONFLICT_STATUS:
                 # Another indexer or build is running, or the index was dropped.
                 log.info("action left to another builder", error=error.message)
-                round_.left += 1
+                counts.left += 1
                 return
-            round_.failed += 1
+            counts.failed += 1
             traceback_field = {} if isinstance(error, _EXPECTED) else {"where": "".join(format_tb(error.__traceback__))}
             log.error("failed", error=str(error), again_in_s=self._back_off(key), **traceback_field)
         else:
@@ -490,6 +515,11 @@ class Indexer:
         """Set a backoff that is twice as long as the previous backoff, and return its duration in seconds.
 
         At the maximum number of backoffs, the oldest backoff is dropped.
+
+        Args:
+            key: The table, the index and the name of the action.
+            lag_files: The number of files that the index lacks, if the backoff ends when this number changes. If it is
+                None, the backoff always applies.
         """
         previous = self._backoffs.pop(key, None)
         backoff_s = BACKOFF_S if previous is None else min(previous.backoff_s * 2, BACKOFF_MAX_S)
@@ -505,6 +535,11 @@ class _FilesNotIndexed(Exception):
     def __init__(self, files: int, message: str) -> None:
         super().__init__(message)
         self.files = files
+
+
+def _make_table_key(table: Table) -> Key:
+    """Return the key of the backoff of a whole table, after a failure that affects no single index."""
+    return table, "", "maintain"
 
 
 def _format_table(table: Table) -> str:

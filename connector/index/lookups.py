@@ -83,12 +83,15 @@ class DimensionRefused(InvalidRequest):
 def pin_attributes(client: SeamarkClient, columns: Sequence[str], *, add_partners: bool = True) -> list[str]:
     """Return the dimensions of a cube, with attributes of dimension tables in their canonical form.
 
-    An attribute is written as `shop.suppliers.region via supplier_id = id`. The first column belongs to the facts. The
-    current snapshot of the dimension table becomes part of the text. For each key, the attribute that states whether
-    it has a partner is added.
+    An attribute is written as `shop.suppliers.region via supplier_id = id`: `supplier_id` is a column of the indexed
+    table, and `id` is the key of the dimension table `shop.suppliers`. The current snapshot of the dimension table
+    becomes part of the text.
 
     Args:
-        add_partners: Whether to add the attributes that state whether a key has a partner. Only cubes need them.
+        client: The client.
+        columns: The dimensions as the user has written them. Columns that are no attributes are returned unchanged.
+        add_partners: Whether to add a further attribute for each key, which states whether the dimension table has a
+            row with the key. Only cubes need it.
 
     Raises:
         InvalidRequest: A dimension table has no such column, no snapshot, or the type of a column is not supported, or
@@ -219,13 +222,16 @@ def are_dimensions_cached(client: SeamarkClient, terms: Iterable[Term]) -> bool:
 def _list_attributes(
     terms: Iterable[Term],
 ) -> tuple[dict[DimensionSource, str], dict[DimensionSource, dict[int, str]]]:
-    """Return the type of the key, and the types of the used attributes by field id, of each dimension table."""
+    """Return the type of the key, and the types of the used attributes by field id, of each dimension table.
+
+    `HAS_PARTNER` is left out: it states whether the table has a row with the key, and so is no column of the table.
+    """
     attributes_by_source: defaultdict[DimensionSource, dict[int, str]] = defaultdict(dict)
     key_types: dict[DimensionSource, str] = {}
     for term in terms:
         lookup = parse_lookup(term.transform)
         if lookup is not None:
-            key_types[lookup.source] = term.source
+            key_types[lookup.source] = term.source  # The type of the indexed table's column, which contains keys.
             attributes = attributes_by_source[lookup.source]
             if lookup.attribute_id != HAS_PARTNER:
                 attributes[lookup.attribute_id] = lookup.type
@@ -327,7 +333,7 @@ def _encode_attribute(values: pa.ChunkedArray) -> pa.DictionaryArray:
     return pa.DictionaryArray.from_arrays(codes, encoded_values.dictionary)
 
 
-def look_up(
+def look_up_attributes(
     terms: Iterable[Term], columns: Mapping[int, pa.ChunkedArray], dimensions: Dimensions
 ) -> dict[Term, pa.ChunkedArray]:
     """Return the values of each term that is an attribute of a dimension table, for the rows of a data file.
@@ -346,25 +352,26 @@ def look_up(
         ValueError: A dimension table has not been read.
     """
     attributes: dict[Term, pa.ChunkedArray] = {}
-    places: dict[tuple[DimensionSource, int], pa.ChunkedArray] = {}
+    positions: dict[tuple[DimensionSource, int], pa.ChunkedArray] = {}
     for term in terms:
         lookup = parse_lookup(term.transform)
         if lookup is None:
             continue
         table = dimensions.get(lookup.source)
         if table is None:
-            raise ValueError(f"{'.'.join(lookup.source.table)} is read only by builds, which add this file later")
+            name = ".".join(lookup.source.table)
+            raise ValueError(f"the dimension table {name} has not been read; a later index build adds this data file")
         join_key = (lookup.source, term.column_id)
-        if join_key not in places:
+        if join_key not in positions:
             keys = columns[term.column_id].cast(to_row_type(term.source))
-            places[join_key] = find_places(keys, table["key"].combine_chunks())
+            positions[join_key] = find_places(keys, table["key"].combine_chunks())
         if lookup.attribute_id == HAS_PARTNER:
-            attributes[term] = pc.is_valid(places[join_key])
+            attributes[term] = pc.is_valid(positions[join_key])
         else:
             encoded_values = table[str(lookup.attribute_id)].combine_chunks()
             chunks = [
                 pa.DictionaryArray.from_arrays(encoded_values.indices.take(chunk), encoded_values.dictionary)
-                for chunk in places[join_key].chunks
+                for chunk in positions[join_key].chunks
             ]
             attributes[term] = pa.chunked_array(chunks, encoded_values.type)
     return attributes
@@ -386,13 +393,13 @@ def find_places(keys: pa.ChunkedArray, distinct: pa.Array) -> pa.ChunkedArray:
     smallest, largest = limits["min"], limits["max"]
     if largest - smallest >= max(_TABLE_NUMBERS_MAX, _TABLE_NUMBERS_PER_KEY * len(distinct)):
         return pc.index_in(keys, value_set=distinct)
-    places = np.full(largest - smallest + 1, -1, np.int32)
-    places[distinct.to_numpy().astype(np.int64) - smallest] = np.arange(len(distinct), dtype=np.int32)
+    positions = np.full(largest - smallest + 1, -1, np.int32)
+    positions[distinct.to_numpy().astype(np.int64) - smallest] = np.arange(len(distinct), dtype=np.int32)
     chunks = []
     for chunk in keys.chunks:
         numbers = chunk.fill_null(smallest).to_numpy(zero_copy_only=False)
         is_known = (numbers >= smallest) & (numbers <= largest)
-        key_places = places[np.where(is_known, numbers, smallest).astype(np.int64) - smallest]
+        key_places = positions[np.where(is_known, numbers, smallest).astype(np.int64) - smallest]
         is_absent = ~is_known | (key_places < 0)
         if chunk.null_count:
             is_absent |= chunk.is_null().to_numpy(zero_copy_only=False)

@@ -132,8 +132,8 @@ def merge_index_files(
         dropped_entries: The ordinals of data files to leave out, by the location of the index file.
 
     Raises:
-        Corrupt: A file is damaged. The message has its location.
-        ValueError: A file is damaged. The message has its location.
+        Corrupt: The structure of an index file is damaged. The message has its location.
+        ValueError: The content of an index file is invalid, or the files have different tables or definitions.
     """
     index_files, blobs, unsupported_locations = _open_index_files(locations, storage)
     identities = {
@@ -144,7 +144,7 @@ def merge_index_files(
         raise ValueError(f"index files of different tables or definitions cannot be merged: {', '.join(locations)}")
     masks = _mask_entries(index_files, dropped_entries or {})
     if not any(mask.any() for mask in masks):
-        return MergedIndex(None, 0, 0, 0, (), unsupported=unsupported_locations)
+        return MergedIndex(location=None, files=0, rows=0, size_bytes=0, skipped=(), unsupported=unsupported_locations)
     header = index_files[0].header
     kind = KINDS[header.kind]
     files = FilesTable.merge(zip((index_file.files for index_file in index_files), masks, strict=True))
@@ -159,7 +159,12 @@ def merge_index_files(
     )
     location = f"{folder}/{uuid.uuid4()}.puffin"
     return MergedIndex(
-        location, len(files), files.rows, storage.write(location, parts), (), unsupported=unsupported_locations
+        location=location,
+        files=len(files),
+        rows=files.rows,
+        size_bytes=storage.write(location, parts),
+        skipped=(),
+        unsupported=unsupported_locations,
     )
 
 

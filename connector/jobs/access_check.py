@@ -11,7 +11,7 @@ import urllib3
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import describe_cause
 from seamark.connector.client.storage import Storage
-from seamark.formats.runtime.tls import find_authorities_file
+from seamark.formats.runtime.tls import find_or_create_authorities_file
 
 _CONTENT = b"Written by Seamark to check the keys of table services. It can be deleted."
 _TIMEOUT_S = 10.0
@@ -69,7 +69,7 @@ def _check_object(storage: Storage, location: str) -> None:
 
 
 def _check_gateway(endpoint: str) -> None:
-    with urllib3.PoolManager(retries=False, timeout=_TIMEOUT_S, ca_certs=find_authorities_file()) as pool:
+    with urllib3.PoolManager(retries=False, timeout=_TIMEOUT_S, ca_certs=find_or_create_authorities_file()) as pool:
         try:
             pool.request("GET", endpoint)
         except urllib3.exceptions.HTTPError as error:

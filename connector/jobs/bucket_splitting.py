@@ -12,7 +12,7 @@ from functools import partial
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.names import Name
 from seamark.connector.client.policies import read_effective_properties
-from seamark.connector.read.settled_files import now_ms, settle
+from seamark.connector.read.settled_files import now_ms, select_settled_tasks
 from seamark.connector.read.tables import ScanTask, plan
 from seamark.connector.write.compaction import CompactionPolicy, divide_tasks, group_by_partition, rewrite_batch
 from seamark.connector.write.replacements import (
@@ -55,7 +55,9 @@ def split_buckets(
     coarse_tasks: Sequence[ScanTask] = [task for task in select_rewritable(tasks) if task.spec_id in coarse_spec_ids]
     recheck_after_s = 0.0
     if settled:
-        coarse_tasks, recheck_after_s = settle(source_table, coarse_tasks, lambda tasks: tasks, now_ms() - began_ms)
+        coarse_tasks, recheck_after_s = select_settled_tasks(
+            source_table, coarse_tasks, choose_rewritten=lambda tasks: tasks, planned_ms=now_ms() - began_ms
+        )
     # The files are split partition by partition, so that each commit writes to few of the new buckets.
     ordered_tasks = (task for members in group_by_partition(coarse_tasks) for task in members)
     batches = divide_tasks(ordered_tasks, BATCH_BYTES, BATCH_FILES)

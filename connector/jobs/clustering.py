@@ -42,7 +42,7 @@ from seamark.connector.parquet.encryption.keys import EncryptionScheme, ParquetK
 from seamark.connector.read.lineage import NAMES, has_lineage
 from seamark.connector.read.read_plan import ReadPlan, plan_read
 from seamark.connector.read.scans import TaskReader
-from seamark.connector.read.settled_files import now_ms, settle
+from seamark.connector.read.settled_files import now_ms, select_settled_tasks
 from seamark.connector.read.tables import OpenTable, ScanTask, plan
 from seamark.connector.write.clustering import (
     Attributes,
@@ -156,7 +156,7 @@ def cluster_incrementally(
     choose = partial(_build_new_layers, layout=layout, policy=policy, full=full)
     recheck_after_s = 0.0
     if settled:
-        candidates, recheck_after_s = settle(
+        candidates, recheck_after_s = select_settled_tasks(
             source_table, candidates, lambda tasks: chain.from_iterable(choose(tasks)), now_ms() - began_ms
         )
     layers = choose(candidates)
@@ -211,8 +211,10 @@ def _build_new_layers(
 def _form_layers(loose_tasks: Sequence[ScanTask], layers: list[Layer]) -> Iterator[Layer]:
     """Yield the files of each new layer: the loose files, merged with layers that are at most as large.
 
+    A layer is the set of files that a rewrite has clustered together.
+
     Args:
-        loose_tasks: The files that belong to no layer.
+        loose_tasks: The files that belong to no layer, for example new files and files with many deletes.
         layers: The layers, in ascending order of size.
     """
     for part in divide_tasks(loose_tasks, LAYER_BYTES, LAYER_FILES):
@@ -239,7 +241,13 @@ def _rewrite(
     attributes: Attributes,
     policy: CompactionPolicy,
 ) -> RewrittenFiles:
-    """Write the rows of the layers into clustered files, and return these files without committing them."""
+    """Write the rows of the layers into clustered files, and return these files without committing them.
+
+    Each layer is the list of files that are sorted together.
+
+    Raises:
+        Unwritable: A clustering column is encrypted.
+    """
     target, origins, keys = (
         create_target(source_table.metadata, source_table.storage, source_table.name),
         OriginLog(),
@@ -258,14 +266,15 @@ def _rewrite(
         for protection, members in divide_by_protection(layer, target, keys):
             scheme = None if protection is None else protection.scheme
             if protection is not None:
+                # The order of the rows would reveal the order of the values of an encrypted clustering column.
                 protection.refuse(layout_ids, PUBLISHES_LAYOUT)
             protections[scheme] = protection
             layers_by_scheme[scheme].append(members)
     first_origin, rows, parts = 0, 0, list[WrittenFiles]()
     with discard_on_error(parts, target.storage):
-        for scheme, parts_of_layers in layers_by_scheme.items():
+        for scheme, layers_of_scheme in layers_by_scheme.items():
             works = []
-            for members in parts_of_layers:
+            for members in layers_of_scheme:
                 check = require_unchanged_scheme(scheme, target, keys)
                 works.append(
                     _LayerWork(source_table, read_plan, members, layout, attributes, policy, first_origin, keys, check)
@@ -281,8 +290,8 @@ def _rewrite(
                     rows += work.run(writer)
                     del work.sample
                 parts.append(writer.close())
-    written_files = WrittenFiles.join(parts).check_rows(rows, target.storage)
-    tasks = [task for parts_of_layers in layers_by_scheme.values() for members in parts_of_layers for task in members]
+    written_files = WrittenFiles.join(parts).discard_unless_complete(rows, target.storage)
+    tasks = [task for layers_of_scheme in layers_by_scheme.values() for members in layers_of_scheme for task in members]
     return RewrittenFiles(source_table, target, tasks, written_files.limit_indexes(target.storage), origins)
 
 
@@ -310,7 +319,8 @@ class _LayerWork:
         """Write the rows in the order of their clustering keys, and return their number.
 
         The rows are first divided into ranges of keys in temporary files, so that only one range at a time is sorted
-        in memory.
+        in memory. The temporary files are encrypted if the table has encryption keys. Each row keeps its number among
+        the rows of all files of the job (its origin).
         """
         rows, sample = self.sample
         if not rows:
@@ -351,7 +361,10 @@ class _LayerWork:
         return rows, pa.Table.from_batches(samples, narrow_plan.arrow).combine_chunks()
 
     def _read(self) -> Iterator[tuple[pa.RecordBatch, Longs]]:
-        """Yield the rows of the layer with their origins: their numbers among the rows of all files of the job."""
+        """Yield the rows of the files that are sorted together, with their origins.
+
+        The origin of a row is its number among the rows of all files of the job.
+        """
         reader = TaskReader(self.read_plan, self.table.storage, threads=False, keys=self.keys, check=self.check)
         columns = list(range(len(self.read_plan.names)))
         first_origin = self.first_origin
@@ -367,7 +380,7 @@ class _FileDivider:
     """Divides rows into files.
 
     A file ends before the first row whose key is at least the next bound, or after `rows_max` rows. The caller passes
-    the rows in the order of their keys.
+    the rows in the order of their keys, with the origin of each row: its number among the rows of all old files.
     """
 
     writer: TableWriter
@@ -420,8 +433,8 @@ class _Spill:
 
         Args:
             batch: The rows.
-            origins: The origin of each row.
-            keys: The key of each row.
+            origins: The origin of each row: its number among the rows of all old files.
+            keys: The clustering key of each row.
             numbers: The index of the range of each row.
 
         Raises:
@@ -465,7 +478,8 @@ class _Spill:
     def read_ranges(self) -> Iterator[tuple[pa.RecordBatch, Longs, Keys]]:
         """Yield the rows of each range, in ascending order of ranges, with their origins and keys.
 
-        If all rows of a range have the same key, they are yielded in several batches.
+        The origin of a row is its number among the rows of all old files. If all rows of a range have the same key,
+        they are yielded in several batches.
         """
         if self._batches_in_memory:
             yield _join_batches(self._batches_in_memory)
@@ -523,7 +537,10 @@ class _EncryptedFile(io.RawIOBase):
 
 
 def _join_batches(batches: Sequence[pa.RecordBatch]) -> tuple[pa.RecordBatch, Longs, Keys]:
-    """Return the rows as one batch, with their origins and keys, which are the last two columns of the batches."""
+    """Return the rows as one batch, with their origins and their clustering keys.
+
+    These are the last two columns of the batches. The origin of a row is its number among the rows of all old files.
+    """
     joined_batch = pa.concat_batches(batches)
     columns = list(range(joined_batch.num_columns - 2))
     origins, binary = joined_batch.column(len(columns)).to_numpy(), joined_batch.column(len(columns) + 1)

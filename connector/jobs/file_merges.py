@@ -64,7 +64,7 @@ def merge_files(
 ) -> RewriteReport:
     """Merge the files of each selected partition into files of the target size, and apply their deletes.
 
-    Partitions with a single file and files of about the target size do not change.
+    A file of about the target size, or a small file that is alone in its partition, changes only if it has deletes.
 
     Args:
         where: The condition that selects the partitions, or None for all partitions.
@@ -138,7 +138,7 @@ def drop_columns(
     if not ids:
         raise InvalidRequest("Name at least one column to drop")
     dropped_columns = _DroppedColumns.from_ids(source_table.schema, frozenset(ids))
-    sorted_policy = replace(CopyPolicy.from_properties(target.properties), least_bytes=1, keep_order=True)
+    sorted_policy = replace(CopyPolicy.from_properties(target.properties), copied_min_bytes=1, keep_order=True)
     policy = CopyPolicy.from_properties(target.properties) if target.ordering is None else sorted_policy
     keys = read_table_keys(source_table.name)
     select = partial(_select_tasks, source_table, where=where, utc=utc, whole_partitions=whole_partitions)

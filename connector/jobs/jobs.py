@@ -107,16 +107,16 @@ def run_indexing(client: IndexClient, table: Table) -> dict[str, Any]:
         FilesNotIndexed: Data files were left out.
     """
     audit = AuditLimits(size_bytes=_UNLIMITED_BYTES, seconds=AUDIT_S_MAX)
-    indexer = Indexer(client, lambda: nullcontext(InProcessWorkers()), audit=audit)
-    round_ = indexer.maintain(table)
-    if round_.failed:
-        raise JobIncomplete(f"{round_.failed} of the table's index jobs failed; the log of the worker has the reasons")
-    if round_.files_not_indexed:
-        raise FilesNotIndexed(f"{round_.reason}. Queries read these files unless their column statistics exclude them")
-    recheck_fields = {RECHECK_AFTER: RETRY_BUSY_TABLE_S} if round_.left else {}
-    if not (round_.builds or round_.merges or round_.verified):
+    indexer = Indexer(client, lambda: nullcontext(InProcessWorkers()), audit_limits=audit)
+    counts = indexer.maintain(table)
+    if counts.failed:
+        raise JobIncomplete(f"{counts.failed} of the table's index jobs failed; the log of the worker has the reasons")
+    if counts.files_not_indexed:
+        raise FilesNotIndexed(f"{counts.reason}. Queries read these files unless their column statistics exclude them")
+    recheck_fields = {RECHECK_AFTER: RETRY_BUSY_TABLE_S} if counts.left else {}
+    if not (counts.builds or counts.merges or counts.verified):
         return dict[str, Any](recheck_fields)
-    return {name: count for name, count in dataclasses.asdict(round_).items() if count} | recheck_fields
+    return {name: count for name, count in dataclasses.asdict(counts).items() if count} | recheck_fields
 
 
 def build_all_indexes(client: IndexClient, table: Table, *, wait_s: float) -> None:
@@ -136,7 +136,7 @@ def build_all_indexes(client: IndexClient, table: Table, *, wait_s: float) -> No
 
 @rewriting_job(COMPACTION)
 def run_compaction(client: IndexClient, table: Table, *, runner: BatchRunner = run_here) -> RewriteReport:
-    """Compact a table by its policy."""
+    """Compact a table by its policy. Files that writers will probably replace soon are left out (`settled`)."""
     return compact(client, table, settled=True, runner=runner)
 
 
@@ -187,7 +187,7 @@ def run_statistics(client: IndexClient, table: Table) -> dict[str, Any]:
 
 
 @table_job(MANIFESTS)
-def run_manifests(client: IndexClient, table: Table) -> dict[str, Any]:
+def run_manifest_rewrite(client: IndexClient, table: Table) -> dict[str, Any]:
     """Rewrite the manifests of a table by its policy."""
     report = rewrite_manifests(client, table)
     if report["snapshot-id"] is None:
@@ -197,7 +197,10 @@ def run_manifests(client: IndexClient, table: Table) -> dict[str, Any]:
 
 @rewriting_job(BUCKET_SPLITTING)
 def run_bucket_splitting(client: IndexClient, table: Table) -> RewriteReport:
-    """Split the data files that were written with an earlier bucket count of the table."""
+    """Split the data files that were written with an earlier bucket count of the table.
+
+    Files that writers will probably replace soon are left out (`settled`).
+    """
     return split_buckets(client, table, settled=True)
 
 

@@ -129,8 +129,8 @@ def rewrite_manifests(
     Args:
         client: A client of the server.
         table: The table.
-        min_count: The number of manifests of one partition spec and content above which they are rewritten. None means
-            the value of the table's property.
+        min_count: The minimum number of manifests of one partition spec and content for which they are rewritten. None
+            means the value of the table's property.
         dry_run: Whether to report the manifests that would be replaced, and commit nothing.
 
     Returns:

@@ -106,13 +106,13 @@ class _Token(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name without quotes, or "" for other tokens."""
+        """The name without quotes. For a token that is not quoted, it is the text of the token."""
         quote = self.text[0]
         return self.text[1:-1].replace(quote * 2, quote) if self.kind == "quoted" else self.text
 
 
 def parse_statement(text: str) -> TableStatement | None:
-    """Return the parsed statement, or None if the text is neither of these statements.
+    """Parse a statement that merges files or drops columns. Return None for all other statements.
 
     Raises:
         InvalidRequest: The statement is invalid. The message contains the position of the error.

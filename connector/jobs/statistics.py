@@ -25,7 +25,7 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import ClientError, InvalidRequest, Refused
 from seamark.connector.client.names import Name
 from seamark.connector.client.policies import read_effective_properties
-from seamark.connector.client.progress import advance, expect
+from seamark.connector.client.progress import add_expected_work, advance
 from seamark.connector.client.storage import Storage
 from seamark.connector.client.updates import update_table
 from seamark.connector.client.values import At
@@ -199,7 +199,7 @@ class _Computation:
             return
         fields = [field for field in self._source_table.schema.fields if field.id in columns]
         read_plan = plan_read(self._source_table, [field.name for field in fields], TRUE)
-        expect(len(tasks), sum(task.size_bytes for task in tasks))
+        add_expected_work(len(tasks), sum(task.size_bytes for task in tasks))
         with closing(read_tasks(read_plan, self._source_table.storage, tasks)) as task_batches:
             for batch in join_small_batches(_report_progress(task_batches)):
                 for field, column in zip(fields, batch.columns, strict=True):
@@ -244,7 +244,7 @@ class _Computation:
                 update = {"partition-statistics": msgspec.to_builtins(partition_file)}
                 updates.append({"action": "set-partition-statistics", **update})
                 report.size_bytes += size
-            self._update(updates)
+            self._set_statistics(updates)
         except (Refused, OSError, InvalidRequest):
             for location in locations:
                 with suppress(OSError):
@@ -252,7 +252,13 @@ class _Computation:
             raise
         report.size_bytes += len(data)
 
-    def _update(self, updates: list[dict[str, object]]) -> None:
+    def _set_statistics(self, updates: list[dict[str, object]]) -> None:
+        """Commit the statistics files. They are removed again if their snapshot has expired in the meantime.
+
+        Args:
+            updates: The updates of the table's metadata, with the actions `set-statistics` and
+                `set-partition-statistics`.
+        """
         requirements = [{"type": "assert-table-uuid", "uuid": self._metadata.table_uuid}]
         update_table(self._client, self._source_table.name, requirements, updates)
         # If the snapshot has expired in the meantime, no other job would remove the statistics file.

@@ -92,7 +92,7 @@ def _merge_small_files(
     work = ((batch, partial(_rewrite, source_table, target, batch, merge_policy)) for batch in batches)
     with discard_on_error(merged_parts, target.storage):
         for batch, rewrite in runner(work):
-            with suppress(*_FAILED):
+            with suppress(*_FAILED):  # The small files of a failed batch are complete, and are returned unchanged.
                 new = rewrite()
                 if new is not None:
                     merged_parts.append(new.written)

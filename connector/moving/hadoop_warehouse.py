@@ -145,6 +145,7 @@ def _parse_file(info: FileInfo) -> _MetadataFile | None:
     match = _METADATA_FILE_NAME.fullmatch(info.base_name) if info.type is FileType.File else None
     if match is None:
         return None
+    # A file system catalog names a file v3.metadata.json, and other catalogs name it 00003-<uuid>.metadata.json.
     return _MetadataFile(int(match["version"] or match["number"]), match["version"] is not None, info.base_name)
 
 

@@ -196,7 +196,11 @@ class _LimitedSocket(TSocket):  # type: ignore[misc]
 
 
 class _LimitedProtocol(TBinaryProtocol):  # type: ignore[misc]
-    """A protocol that limits the number of values of an answer, because an empty structure needs one byte."""
+    """A protocol that limits the number of values of an answer.
+
+    A limit of the answer's bytes is not sufficient. An empty structure has only one byte in the answer, so an answer of
+    few bytes could become many objects in memory.
+    """
 
     def __init__(self, transport: TBufferedTransport) -> None:
         super().__init__(transport, string_length_limit=_CALL_BYTES_MAX)

@@ -22,7 +22,7 @@ _TABLES_PER_BATCH = 64
 """The maximum number of tables of a namespace that are found and registered together."""
 
 
-class Answer(NamedTuple):
+class MoveOutcome(NamedTuple):
     """The outcome of moving one namespace, table or view.
 
     Attributes:
@@ -37,7 +37,7 @@ class Answer(NamedTuple):
 
 _DROPPED = "Nothing in it is registered, so it is not kept"
 """The reason for a namespace that the move has created and dropped, or that a dry run would create and drop."""
-_NO_NAMESPACE = Answer("refused", "It has no namespace; choose one with --into")
+_NO_NAMESPACE = MoveOutcome("refused", "It has no namespace; choose one with --into")
 
 
 class Result(NamedTuple):
@@ -52,13 +52,13 @@ class Result(NamedTuple):
 class MoveDestination(Protocol):
     """A catalog to which tables move. Several threads call the methods at the same time."""
 
-    def create_namespace(self, namespace: Levels, properties: dict[str, str]) -> Answer:
+    def create_namespace(self, namespace: Levels, properties: dict[str, str]) -> MoveOutcome:
         """Create a namespace, unless it exists. The properties of an existing namespace do not change."""
 
     def drop_namespace(self, namespace: Levels) -> bool:
         """Drop an empty namespace that the move has created. Return whether it was dropped."""
 
-    def register_tables(self, namespace: Levels, locations: Mapping[str, str]) -> list[Answer]:
+    def register_tables(self, namespace: Levels, locations: Mapping[str, str]) -> list[MoveOutcome]:
         """Register tables, unless their names already refer to these metadata files.
 
         Args:
@@ -66,7 +66,7 @@ class MoveDestination(Protocol):
             locations: The metadata files by the names of the tables. The answers have the same order.
         """
 
-    def register_view(self, name: Levels, metadata_location: str) -> Answer:
+    def register_view(self, name: Levels, metadata_location: str) -> MoveOutcome:
         """Register the metadata file of a view, as `register_tables` does."""
 
 
@@ -172,7 +172,7 @@ class Move:
         with ThreadPoolExecutor(self.workers, thread_name_prefix="move") as pool:
             pending: set[Future[list[Result]]] = set()
             try:
-                for step in self._list_steps():
+                for step in self._move_namespaces_and_list_steps():
                     if isinstance(step, Result):
                         yield step
                         continue
@@ -189,7 +189,7 @@ class Move:
         for kind, name in self.selection.find_missing(self._seen_names):
             yield Result(kind, name, "gone", "The catalog does not have it")
 
-    def _list_steps(self) -> Iterator[Result | Callable[[], list[Result]]]:
+    def _move_namespaces_and_list_steps(self) -> Iterator[Result | Callable[[], list[Result]]]:
         """Move the namespaces and yield their results. Also yield functions that move tables and views."""
         for namespace in self.source.list_namespaces():
             self._seen_names.add(namespace)
@@ -204,7 +204,7 @@ class Move:
             try:
                 tables, views = self.source.list_tables(namespace), self.source.list_views(namespace)
             except CatalogRefusal as error:
-                yield Result("namespace", target, *_make_failed_answer(error))
+                yield Result("namespace", target, *_make_failed_outcome(error))
                 continue
             tables, views = self._select(namespace, tables), self._select(namespace, views)
             for start in range(0, len(tables), _TABLES_PER_BATCH):
@@ -221,18 +221,18 @@ class Move:
         self._seen_names.update((*namespace, name) for name in selected)
         return selected
 
-    def _move_namespace(self, namespace: Levels, target: Levels) -> Answer:
+    def _move_namespace(self, namespace: Levels, target: Levels) -> MoveOutcome:
         try:
             properties = self.source.load_properties(namespace)
         except CatalogRefusal as error:
-            return _make_failed_answer(error)
+            return _make_failed_outcome(error)
         return self.destination.create_namespace(target, properties)
 
     def _move_tables(self, namespace: Levels, names: list[str]) -> list[Result]:
         target = (*self.into, *namespace)
         if not target:
             return [Result("table", (name,), *_NO_NAMESPACE) for name in names]
-        answers: dict[str, Answer] = {}
+        answers: dict[str, MoveOutcome] = {}
         locations: dict[str, str] = {}
         try:
             found_tables = self.source.find_tables(namespace, names)
@@ -240,7 +240,7 @@ class Move:
             found_tables = dict.fromkeys(names, error)
         for name, location in found_tables.items():
             if isinstance(location, CatalogRefusal):
-                answers[name] = _make_failed_answer(location)
+                answers[name] = _make_failed_outcome(location)
             else:
                 locations[name] = location
         if locations:
@@ -256,8 +256,8 @@ class Move:
                 Result("view", target, *self.destination.register_view(target, self.source.find_view(namespace, name)))
             ]
         except CatalogRefusal as error:
-            return [Result("view", target, *_make_failed_answer(error))]
+            return [Result("view", target, *_make_failed_outcome(error))]
 
 
-def _make_failed_answer(error: CatalogRefusal) -> Answer:
-    return Answer("gone" if isinstance(error, EntryMissing) else "refused", str(error))
+def _make_failed_outcome(error: CatalogRefusal) -> MoveOutcome:
+    return MoveOutcome("gone" if isinstance(error, EntryMissing) else "refused", str(error))

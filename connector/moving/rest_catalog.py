@@ -56,7 +56,7 @@ from seamark.connector.moving.source import (
 from seamark.formats.protocol.wire import check_path_separator, check_route_prefix
 from seamark.formats.runtime.decoding import convert_json, convert_values
 from seamark.formats.runtime.errors import BadRequest
-from seamark.formats.runtime.tls import CA_VARIABLE, find_authorities_file
+from seamark.formats.runtime.tls import CA_VARIABLE, find_or_create_authorities_file
 
 _LOGIN_ENDED_STATUSES = (401, 419)
 _UNAVAILABLE_STATUSES = (*_LOGIN_ENDED_STATUSES, *BUSY_STATUSES)
@@ -114,7 +114,7 @@ class RestConnection(RestCatalog):
         """
         super()._config_headers(session)
         if os.environ.get(CA_VARIABLE):
-            session.verify = find_authorities_file() or True
+            session.verify = find_or_create_authorities_file() or True
         for scheme in ("http://", "https://"):
             session.mount(scheme, self._adapter)
         session.hooks["response"].append(refuse_redirect)
@@ -229,7 +229,7 @@ class RestConnection(RestCatalog):
         """Return the location of the metadata file of a table or view, or None if it does not exist.
 
         Raises:
-            CatalogRefusal: See `load_location`.
+            CatalogRefusal: The catalog refuses the request, or does not state the location.
         """
         url = self.url(endpoint, prefixed=True, **self._split_identifier_for_path(levels, kind))
         response = self._get(url, {"snapshots": "refs"} if kind is IdentifierKind.TABLE else {})
@@ -253,7 +253,7 @@ class RestConnection(RestCatalog):
             CatalogUnavailable: The catalog is busy, or refuses the login.
         """
         variables = {"namespace": self._encode_namespace_path(namespace)} if namespace else {}
-        response = self._session.post(self.url(endpoint, True, **variables), json=body)
+        response = self._session.post(self.url(endpoint, prefixed=True, **variables), json=body)
         if response.status_code in _UNAVAILABLE_STATUSES:
             _check_status(response)
         return response

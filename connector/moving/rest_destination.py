@@ -8,7 +8,7 @@ from typing import Any
 import requests
 from pyiceberg.catalog.rest import Capability, Endpoints, IdentifierKind
 
-from seamark.connector.moving.moves import Answer
+from seamark.connector.moving.moves import MoveOutcome
 from seamark.connector.moving.rest_catalog import RestConnection, read_message, translate_errors
 from seamark.connector.moving.source import CatalogRefusal, Levels
 
@@ -33,12 +33,12 @@ class RestDestination:
         with translate_errors():
             self._connection = RestConnection(connections, properties)
 
-    def create_namespace(self, namespace: Levels, properties: dict[str, str]) -> Answer:
+    def create_namespace(self, namespace: Levels, properties: dict[str, str]) -> MoveOutcome:
         with translate_errors():
             if self._connection.namespace_exists(namespace):
-                return Answer("unchanged")
+                return MoveOutcome("unchanged")
             if self._dry_run:
-                return Answer("moved")
+                return MoveOutcome("moved")
             body = {"namespace": list(namespace), "properties": properties}
             response = self._connection.post(Endpoints.create_namespace, body)
         if response.status_code == 400 and "location" in properties:
@@ -51,18 +51,22 @@ class RestDestination:
         # Another catalog may drop the tables of a namespace with it, and a client may have created one meanwhile.
         return False
 
-    def register_tables(self, namespace: Levels, locations: Mapping[str, str]) -> list[Answer]:
+    def register_tables(self, namespace: Levels, locations: Mapping[str, str]) -> list[MoveOutcome]:
         return [
             self._register(Endpoints.register_table, IdentifierKind.TABLE, (*namespace, name), location)
             for name, location in locations.items()
         ]
 
-    def register_view(self, name: Levels, metadata_location: str) -> Answer:
+    def register_view(self, name: Levels, metadata_location: str) -> MoveOutcome:
         if not self._connection.supports(Capability.V1_REGISTER_VIEW):
-            return Answer("refused", "The other catalog cannot register views; create the view there")
+            return MoveOutcome("refused", "The other catalog cannot register views; create the view there")
         return self._register(Endpoints.register_view, IdentifierKind.VIEW, name, metadata_location)
 
-    def _register(self, endpoint: str, kind: IdentifierKind, name: Levels, metadata_location: str) -> Answer:
+    def _register(self, endpoint: str, kind: IdentifierKind, name: Levels, metadata_location: str) -> MoveOutcome:
+        """Register a table or view in the other catalog with its metadata file, and return the outcome.
+
+        A dry run changes nothing. It returns the outcome that the registration would have, such as `moved`.
+        """
         load_endpoint = Endpoints.load_table if kind is IdentifierKind.TABLE else Endpoints.load_view
         try:
             with translate_errors():
@@ -75,20 +79,24 @@ class RestDestination:
                     # Another export, or an earlier attempt of this request, may have registered the name.
                     existing_location = self._connection.find_location(load_endpoint, kind, name)
         except CatalogRefusal as error:
-            return Answer("refused", str(error))
+            return MoveOutcome("refused", str(error))
         if existing_location == metadata_location:
-            return Answer("unchanged")
+            return MoveOutcome("unchanged")
         if existing_location is None:
-            return Answer("moved") if self._dry_run else Answer("refused", "The name is taken in the other catalog")
-        return Answer("refused", f"It exists in the other catalog with the metadata file {existing_location}")
+            return (
+                MoveOutcome("moved")
+                if self._dry_run
+                else MoveOutcome("refused", "The name is taken in the other catalog")
+            )
+        return MoveOutcome("refused", f"It exists in the other catalog with the metadata file {existing_location}")
 
     def close(self) -> None:
         self._connection.close()
 
 
-def _to_answer(response: requests.Response) -> Answer:
+def _to_answer(response: requests.Response) -> MoveOutcome:
     if response.ok:
-        return Answer("moved")
+        return MoveOutcome("moved")
     if response.status_code == _CONFLICT_STATUS:
-        return Answer("unchanged")
-    return Answer("refused", f"The other catalog answers {response.status_code}: {read_message(response)}")
+        return MoveOutcome("unchanged")
+    return MoveOutcome("refused", f"The other catalog answers {response.status_code}: {read_message(response)}")

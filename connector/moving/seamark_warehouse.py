@@ -15,7 +15,7 @@ from seamark.connector.client.catalog import (
 )
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import InvalidRequest, LoginRequired, NoSuchResource, Refused
-from seamark.connector.moving.moves import Answer
+from seamark.connector.moving.moves import MoveOutcome
 from seamark.connector.moving.source import Levels
 
 _CONFLICT_STATUS = 409
@@ -37,7 +37,7 @@ class SeamarkDestination:
     keep_owners: bool = False
     dry_run: bool = False
 
-    def create_namespace(self, namespace: Levels, properties: dict[str, str]) -> Answer:
+    def create_namespace(self, namespace: Levels, properties: dict[str, str]) -> MoveOutcome:
         try:
             if self.dry_run:
                 return self._check_namespace(namespace)
@@ -46,20 +46,22 @@ class SeamarkDestination:
             raise
         except InvalidRequest as error:
             if "location" not in properties:
-                return Answer("refused", error.message)
+                return MoveOutcome("refused", error.message)
             other_properties = {name: value for name, value in properties.items() if name != "location"}
             answer = self.create_namespace(namespace, other_properties)
             return answer._replace(reason=answer.reason or f"Its location is not imported: {error.message}")
         except Refused as error:
-            return Answer("unchanged") if error.status == _CONFLICT_STATUS else Answer("refused", error.message)
-        return Answer("moved")
+            return (
+                MoveOutcome("unchanged") if error.status == _CONFLICT_STATUS else MoveOutcome("refused", error.message)
+            )
+        return MoveOutcome("moved")
 
-    def _check_namespace(self, namespace: Levels) -> Answer:
+    def _check_namespace(self, namespace: Levels) -> MoveOutcome:
         try:
             load_namespace_properties(self.client, namespace)
         except NoSuchResource:
-            return Answer("moved")
-        return Answer("unchanged")
+            return MoveOutcome("moved")
+        return MoveOutcome("unchanged")
 
     def drop_namespace(self, namespace: Levels) -> bool:
         if self.dry_run:
@@ -72,16 +74,16 @@ class SeamarkDestination:
             return False
         return True
 
-    def register_tables(self, namespace: Levels, locations: Mapping[str, str]) -> list[Answer]:
+    def register_tables(self, namespace: Levels, locations: Mapping[str, str]) -> list[MoveOutcome]:
         try:
             results = import_tables(self.client, namespace, locations, dry_run=self.dry_run)
         except LoginRequired:
             raise
         except Refused as error:
-            return [Answer("refused", error.message)] * len(locations)
+            return [MoveOutcome("refused", error.message)] * len(locations)
         return [_to_answer(result) for result in results]
 
-    def register_view(self, name: Levels, metadata_location: str) -> Answer:
+    def register_view(self, name: Levels, metadata_location: str) -> MoveOutcome:
         try:
             is_new = import_view(
                 self.client, name, metadata_location, keep_owner=self.keep_owners, dry_run=self.dry_run
@@ -89,11 +91,11 @@ class SeamarkDestination:
         except LoginRequired:
             raise
         except Refused as error:
-            return Answer("refused", error.message)
-        return Answer("moved" if is_new else "unchanged")
+            return MoveOutcome("refused", error.message)
+        return MoveOutcome("moved" if is_new else "unchanged")
 
 
-def _to_answer(result: TableImport) -> Answer:
+def _to_answer(result: TableImport) -> MoveOutcome:
     if result.error:
-        return Answer("refused", result.error)
-    return Answer("moved" if result.is_new else "unchanged")
+        return MoveOutcome("refused", result.error)
+    return MoveOutcome("moved" if result.is_new else "unchanged")

@@ -20,8 +20,8 @@ _PLAIN_VALUE_MIN_BYTES = 4
 _TYPES = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 
 
-def is_selective(used_mask: npt.NDArray[np.bool_]) -> bool:
-    """Return whether strings of a row group are read faster as dictionary codes.
+def should_read_codes(used_mask: npt.NDArray[np.bool_]) -> bool:
+    """Return whether the strings of a row group should be read as dictionary codes, which is faster for few used rows.
 
     Args:
         used_mask: The used rows of the row group, as bool[rows].

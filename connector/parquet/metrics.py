@@ -143,7 +143,7 @@ def _parse_mode(text: str, fallback: Mode) -> Mode:
     """Return the mode in the value of a property, or the fallback if the value is invalid, as in Iceberg's writers."""
     normalized_text = text.strip().lower()
     if (match := _TRUNCATE.fullmatch(normalized_text)) and int(match[1]):
-        return Mode(True, True, int(match[1]))
+        return Mode(counts=True, bounds=True, length=int(match[1]))
     return {"none": _NONE, "counts": _COUNTS, "full": _FULL}.get(normalized_text, fallback)
 
 
@@ -199,7 +199,9 @@ class Metrics:
         self._groups = 0
 
     def add_copied(self, nans: Mapping[int, int]) -> None:
-        """Add a row group that is copied. Its bounds come only from the footer, so long values have no bounds.
+        """Add a row group that is copied. Its values are not decoded, so its bounds come only from the footer.
+
+        Footers have no bounds of long values, so columns with long values in the row group have no bounds.
 
         Args:
             nans: The known NaN counts by column id.

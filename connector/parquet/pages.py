@@ -130,7 +130,9 @@ class Pages:
     ) -> pa.RecordBatch | None:
         """Read the pages of a row group that contain some of its rows.
 
-        The result is None if the positions of the pages are unknown, or if the needed pages are most of the row group.
+        The result is None if the whole row group should be read instead: the positions of the pages are unknown, the
+        needed pages are most of the row group, or the file has more than `COLUMNS_MAX` column chunks, so that decoding
+        its footer would take longer than reading pages saves.
         """
         leaves = [self._leaf_numbers.get(name) for name in names]
         if None in leaves or self._file.metadata.num_columns * self._file.metadata.num_row_groups > COLUMNS_MAX:
@@ -184,15 +186,20 @@ class Pages:
         group: Fields = _get_list(self._footer, _ROW_GROUPS)[number]
         return group
 
-    def _read_chunks(self, number: int, rows: int, leaves: Iterable[tuple[str, int]]) -> list[_Chunk] | None:
+    def _read_chunks(self, group_number: int, rows: int, leaves: Iterable[tuple[str, int]]) -> list[_Chunk] | None:
         """Return the pages of the chunks by their page indexes, or None if a chunk has no page index.
 
         The footer is decoded as Thrift structures. A structure has a pair (type, value) for each field, so `[1]` is the
         value. The result is also None if a page index contradicts its chunk.
+
+        Args:
+            group_number: The index of the row group.
+            rows: The number of rows of the row group.
+            leaves: The name of each column, and its index among the leaf columns of the file.
         """
         chunk_infos = []
         for name, leaf in leaves:
-            raw_chunk: Fields = _get_list(self._get_group(number), _CHUNKS)[leaf]
+            raw_chunk: Fields = _get_list(self._get_group(group_number), _CHUNKS)[leaf]
             if _OFFSETS_AT not in raw_chunk or _META not in raw_chunk:
                 return None
             offset, size = raw_chunk[_OFFSETS_AT][1], raw_chunk[_OFFSETS_SIZE][1]
@@ -211,12 +218,18 @@ class Pages:
         return chunks
 
     def _read_columns(
-        self, number: int, chunks: Sequence[_Chunk], pages: Sequence[Longs], wanted_rows: Longs
+        self, group_number: int, chunks: Sequence[_Chunk], pages: Sequence[Longs], wanted_rows: Longs
     ) -> dict[str, pa.Array] | None:
         """Read columns whose pages have the same row boundaries, and return the requested rows by column name.
 
         The pages are decoded from a Parquet file in memory that contains only these pages. Return None if a page has
         other rows than the page index states, or if its dictionary is not at the start of the chunk.
+
+        Args:
+            group_number: The index of the row group.
+            chunks: The column chunks.
+            pages: The indexes of the needed pages of each chunk.
+            wanted_rows: The positions of the requested rows in the row group.
         """
         spans = [
             [(int(chunk.starts[page]), int(chunk.sizes[page])) for page in chunk_pages]
@@ -239,7 +252,7 @@ class Pages:
             sources.append((chunk, dictionary, chunk_parts))
         total_rows = int((end_rows - first_rows).sum())
         with pq.ParquetFile(
-            pa.BufferReader(self._assemble_file(number, sources, total_rows)), coerce_int96_timestamp_unit="us"
+            pa.BufferReader(self._assemble_file(group_number, sources, total_rows)), coerce_int96_timestamp_unit="us"
         ) as file:
             table = file.read(columns=[chunk.name for chunk in chunks], use_threads=False)
         if table.num_rows != total_rows:

@@ -215,7 +215,7 @@ def _cast_exactly(array: pa.Array, target: pa.DataType, name: str) -> pa.Array:
     """Cast values without rounding or truncation.
 
     Raises:
-        AmbiguousColumn: The values do not fit the type.
+        AmbiguousColumn: A value does not fit the type. Callers report this error and the path of the file together.
     """
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
@@ -227,4 +227,4 @@ def _cast_exactly(array: pa.Array, target: pa.DataType, name: str) -> pa.Array:
             return local_times.cast(pa.timestamp(target.unit)).view(target)
         return array.cast(target)
     except pa.ArrowException:  # The error is hidden, because it may quote a value of an encrypted file.
-        raise AmbiguousColumn(f"a value of its column for {name} does not fit the type {target}") from None
+        raise AmbiguousColumn(f"a value in the file's column for {name} does not fit the type {target}") from None

@@ -128,6 +128,7 @@ def _can_range_match(predicate: Bound, low: Any, high: Any) -> bool:
     if low != low or high != high:  # A bound that is NaN is invalid, so it is not used.
         return True
     values: list[Any] = [value.encode() if isinstance(value, str) else value for value in predicate.values]
+    # The bounds of a float column exclude NaN, which is larger than every number, so `high` is not used.
     is_float = predicate.kind in FLOATS
     match predicate.op:
         case Op.LT:

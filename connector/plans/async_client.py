@@ -169,15 +169,15 @@ class TablePlanRequest:
         snapshot_id, ref: The snapshot, or a branch or tag. If both are None, the current snapshot is planned.
         max_kept_fraction: The maximum fraction of the files that the plan may keep. If it keeps more, no plan table is
             created.
-        past: Whether Trino reads with the schema of the snapshot. If this is not the current schema, no plan table is
-            created.
+        uses_snapshot_schema: Whether the engine reads with the schema of the snapshot. If this is not the current
+            schema, no plan table is created.
     """
 
     table: Name
     filter: Expression | None
     snapshot_id: int | None
     max_kept_fraction: float
-    past: bool = False
+    uses_snapshot_schema: bool = False
     joins: tuple[JoinRequest, ...] = ()
     ref: str | None = None
     hide_partitions: bool = False
@@ -404,7 +404,7 @@ class Seamark:
         self._known_tables: MemoryCache[Name, KnownTable] = MemoryCache(_COLUMNS_BYTES)
 
     async def plan_table(self, request: TablePlanRequest) -> TablePlanResponse:
-        """Request a plan of a table.
+        """Request a plan of a table. The fields of the request are those of createPlanTable in the OpenAPI document.
 
         Raises:
             InvalidRequest: The filter cannot be bound.
@@ -415,7 +415,7 @@ class Seamark:
             body |= {"filter": encode_expression(request.filter), "case-sensitive": False}
         body |= {} if request.snapshot_id is None else {"snapshot-id": request.snapshot_id}
         body |= {} if request.ref is None else {"ref": request.ref}
-        body |= {"use-snapshot-schema": True} if request.past else {}
+        body |= {"use-snapshot-schema": True} if request.uses_snapshot_schema else {}
         body |= {"joins": [join.build_body() for join in request.joins]} if request.joins else {}
         body |= {"hide-partitions": True} if request.hide_partitions else {}
         body |= request.use.build_body()
@@ -470,8 +470,8 @@ class Seamark:
             "report-type": "scan-report",
             "table-name": ".".join(table),
             "snapshot-id": snapshot_id,
-            "filter": True,
-            "schema-id": -1,
+            "filter": True,  # The specification requires all these fields. `True` is the filter of all rows.
+            "schema-id": -1,  # The id is unknown.
             "projected-field-ids": [],
             "projected-field-names": list(columns),
             "metrics": {},
@@ -492,7 +492,7 @@ class Seamark:
     ) -> None:
         """Report the time that an engine needed for a statement, and the files and bytes that it read of a table.
 
-        `run_tables` are all tables that the statement read, for its OpenLineage events. Pass them with one table.
+        `run_tables` are all tables that the statement read, for its OpenLineage events. Pass them in one report only.
         """
         body = make_time_report(statement, seconds, files, size_bytes, run_tables)
         await self._send("POST", f"{make_table_path(table)}/history/times", msgspec.json.encode(body))
@@ -531,7 +531,9 @@ class Seamark:
     async def plan_view(
         self, name: Name, view: View, predicate: str, references: Sequence[Reference], reader: str
     ) -> PlanView | None:
-        """Create a plan view for one user of the engine. Return None if the server creates no more plan views.
+        """Create a temporary view for one user of the engine, which reads planned files in place of the tables.
+
+        Return None if the server creates no more such views (plan views).
 
         Raises:
             NoSuchResource: The view has changed.
@@ -544,6 +546,7 @@ class Seamark:
             "lease-s": self._lease_s,
             **self._holder_fields,
         }
+        # The path of a view differs from the path of a table only in this level.
         path = f"{make_table_path(name).replace('/tables/', '/views/', 1)}/plan-views"
         _, raw = await self._send("POST", path, msgspec.json.encode(body), headers=self._plan_headers)
         answer = self._decode(raw, _PlanView, "a plan view")
@@ -562,7 +565,7 @@ class Seamark:
         except NoSuchResource:
             self._known_tables.discard(table)
             return None
-        if cached_table is not None and not raw:
+        if cached_table is not None and not raw:  # The server sends no table if the known version is current.
             return cached_table
         try:
             metadata = convert_json(raw, _Loaded).metadata
@@ -674,11 +677,11 @@ async def open_seamark(
     """Connect to a server.
 
     Args:
-        audience: See `Seamark`.
+        audience: The value of the header `X-Seamark-Plans` in requests to which plans are visible, or None.
         authorities: A PEM file with the authorities of the server's certificate. The default is the file of SEAMARK_CA,
             or the system's authorities.
-        certificates: See `SeamarkClient`.
-        engine: See `Seamark`.
+        certificates: The only certificates (PEM) of a server that are accepted, or an empty text.
+        engine: The name of the engine for the query history.
 
     Raises:
         ValueError: The URL is invalid.

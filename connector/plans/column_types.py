@@ -38,7 +38,7 @@ def _list_fields(name: str, kind: Any) -> dict[str, str]:
     Lists and maps are left out. The result is empty if `kind` is not a struct, or if a field's name is ambiguous.
     """
     fields = kind.get("fields", ()) if isinstance(kind, dict) and kind.get("type") == "struct" else ()
-    kinds_by_name = {str(field_name["name"]).lower(): field_name["type"] for field_name in fields}
+    kinds_by_name = {str(field["name"]).lower(): field["type"] for field in fields}
     if len(kinds_by_name) != len(fields) or any("." in field_name for field_name in kinds_by_name):
         return {}
     types: dict[str, str] = {}

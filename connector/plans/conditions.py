@@ -101,7 +101,8 @@ class ColumnComparison:
 class Like:
     """`column LIKE pattern` or NOT LIKE, on the column itself or on its lower or upper case.
 
-    The predicate only filters rows of a dimension. It prunes no files of the dimension, and is never negated.
+    The predicate only filters the rows of a small joined table (a dimension). It prunes no files of this table.
+    `negated` means NOT LIKE. The condition as a whole is never negated again.
     """
 
     column: ColumnReference
@@ -123,16 +124,18 @@ class SemiJoin:
 
     Attributes:
         pairs: Pairs of a column and the column of the other table to which it is equal.
-        of: An object that identifies the reference to the other table.
-        where: A condition that the row of the other table also meets. Its columns are (0, name).
-        transform: With a transform of Iceberg, there is one pair, and the other table's value is a period of the
-            column. With `RANGE`, `MINIMUM` or `MAXIMUM`, the column is compared by `ops` (`scan.Join`).
+        other_reference: An object that identifies the reference to the other table.
+        where: A condition that the row of the other table also meets. Its columns are (0, name), because a condition on
+            one table has only the source 0.
+        transform: With a transform of Iceberg, there is one pair, and the other table's value identifies a period, such
+            as the month of the column's value. With `RANGE`, `MINIMUM` or `MAXIMUM`, the column is compared with the
+            other table's values by `ops` (`scan.Join`).
         ops: The operators of the pairs.
         exact: Whether a `MINIMUM` or `MAXIMUM` is computed from exactly the rows that meet `where`.
     """
 
     pairs: tuple[tuple[ColumnReference, str], ...]
-    of: object
+    other_reference: object
     where: Condition | None = None
     transform: str = IDENTITY
     ops: tuple[str, ...] = ()
@@ -299,9 +302,9 @@ def list_references(condition: Condition) -> frozenset[ColumnReference]:
 
 
 def limit_text(condition: Condition | None) -> Condition | None:
-    """Return the first parts of the condition, up to a total of `TEXT_MAX` characters in SQL.
+    """Return the parts of the condition that fit into a total of `TEXT_MAX` characters in SQL.
 
-    The condition must not have semi-joins.
+    A part that does not fit is left out, which makes the condition weaker. The condition must not have semi-joins.
     """
     parts: list[Condition] = []
     characters_left = TEXT_MAX

@@ -57,7 +57,7 @@ class PlannedScan:
     """
 
     @property
-    def read(self) -> tuple[str, Name, int | None, str | None]:
+    def read_key(self) -> tuple[str, Name, int | None, str | None]:
         """A key of the rows that the scan reads. Scans with the same key read the same rows."""
         return self.catalog, self.table, self.scan.snapshot_id, self.scan.ref
 
@@ -127,7 +127,7 @@ def list_depth_first(dimensions: Sequence[Dimension]) -> list[Dimension]:
 def find_dimensions(
     planned_scans: Mapping[int, PlannedScan], tables: Mapping[tuple[str | None, str | None, str], KnownTable]
 ) -> dict[PlannedScan, tuple[Dimension, ...]]:
-    """Return the dimensions of each scan.
+    """Return the dimensions of each scan: the joined tables whose rows can leave out files of the scan.
 
     Args:
         planned_scans: The scans by their numbers in the statement.
@@ -149,9 +149,10 @@ def explain_unrequested_joins(
     tables: Mapping[tuple[str | None, str | None, str], KnownTable],
     dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
 ) -> list[str]:
-    """Explain why joined tables are not dimensions of a scan, whose rows would leave out files of the scan.
+    """Explain why the rows of joined tables leave out no files of a scan.
 
-    Each line has the name of a table and the reason.
+    A joined table whose rows leave out files is a dimension of the scan. Each line is about one other joined table, and
+    has its name and the reason.
 
     Args:
         number: The number of the scan.
@@ -208,6 +209,9 @@ class _DimensionTree:
     def list_dimensions(self, number: int, path: tuple[int, ...]) -> tuple[Dimension, ...]:
         """Return the dimensions of a scan, with their own dimensions.
 
+        A dimension is a joined table whose rows can leave out files of the scan. A join is skipped if its table is too
+        large, has no snapshot or is already above in the tree, or if its rows would leave out no further files.
+
         Args:
             number: The number of the scan.
             path: The numbers of the scans above it in the tree.
@@ -246,20 +250,21 @@ class _DimensionTree:
                 or (is_open and planned_scan.scan.columns)
             ):
                 dimensions.append(Dimension(planned_scan, table.snapshot_id, table.files, join, own_dimensions))
-            else:
+            else:  # The join is skipped, so it does not count towards the limit.
                 self._joins_left += 1
+        # A row needs a partner in only one of several alternative joins, so all alternatives are needed or none.
         return tuple(
             dimension
             for dimension in dimensions
-            if dimension.join.any_of is None or self._is_whole(dimension.join, number, dimensions)
+            if dimension.join.any_of is None or self._has_all_alternatives(dimension.join, number, dimensions)
         )
 
-    def _is_whole(self, join: Join, number: int, dimensions: Sequence[Dimension]) -> bool:
+    def _has_all_alternatives(self, join: Join, scan_number: int, dimensions: Sequence[Dimension]) -> bool:
         """Return whether all alternatives of a join are among the dimensions.
 
         If an alternative is missing, the others do not restrict the rows.
         """
-        scan_joins = self._planned_scans[number].scan.joins
+        scan_joins = self._planned_scans[scan_number].scan.joins
         alternatives = [alternative for alternative in scan_joins if alternative.any_of == join.any_of]
         return all(any(other.join is alternative for other in dimensions) for alternative in alternatives)
 
@@ -287,4 +292,4 @@ def _find_table(
     planned_scan: PlannedScan, tables: Mapping[tuple[str | None, str | None, str], KnownTable]
 ) -> KnownTable | None:
     scan = planned_scan.scan
-    return None if scan.is_past else tables.get((scan.catalog, scan.schema, scan.table))
+    return None if scan.selects_version else tables.get((scan.catalog, scan.schema, scan.table))

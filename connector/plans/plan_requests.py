@@ -31,6 +31,9 @@ T = TypeVar("T")
 K = TypeVar("K")
 Plans = dict[PlannedScan, TablePlanResponse]
 
+_ALL_FILES_FRACTION = 1.0
+"""The limit `max_kept_fraction` of a plan that is also used if it keeps all files."""
+
 
 class PlanRequests:
     """The plan requests of one statement.
@@ -82,21 +85,34 @@ class PlanRequests:
     async def request_plans(
         self, planned_scans: Sequence[PlannedScan], dimensions: Mapping[PlannedScan, tuple[Dimension, ...]]
     ) -> Plans:
-        """Request plans. Return those of the scans that will read plan tables."""
+        """Request plans of scans, and return the plans that the statement will read.
+
+        A plan with joins depends on the snapshots of the joined tables. These tables are pinned: they get plans of the
+        same snapshots. If the server cannot use a join, the scan is requested again without joins. Finally, plans are
+        removed that contradict other plans, or that would leave out few files of a pinned table.
+
+        Args:
+            planned_scans: The scans of the statement.
+            dimensions: The joined tables that can leave out files of each scan.
+        """
         groups = _group_scans(planned_scans)
         pins = {
-            dimension.planned.read: dimension
+            dimension.planned.read_key: dimension
             for scan_dimensions in dimensions.values()
             for dimension in list_depth_first(scan_dimensions)
         }
         requests = {}
         for planned_scan in planned_scans:
-            joins, pin = dimensions.get(planned_scan, ()), pins.get(planned_scan.read)
+            joins, pin = dimensions.get(planned_scan, ()), pins.get(planned_scan.read_key)
             if pin is not None:
                 # No file of a table with a single file can be left out, so all statements use the same plan of it.
-                requests[planned_scan] = _build_request(planned_scan, pin.snapshot_id, 1.0, joins, keep=pin.files > 1)
+                requests[planned_scan] = _build_request(
+                    planned_scan, pin.snapshot_id, _ALL_FILES_FRACTION, joins, with_filter=pin.files > 1
+                )
             elif planned_scan.table in self._streams:
-                requests[planned_scan] = _build_request(planned_scan, planned_scan.scan.snapshot_id, 1.0, joins)
+                requests[planned_scan] = _build_request(
+                    planned_scan, planned_scan.scan.snapshot_id, _ALL_FILES_FRACTION, joins
+                )
             elif planned_scan.scan.condition is not None or joins or self._hide_partitions:
                 requests[planned_scan] = _build_request(
                     planned_scan, planned_scan.scan.snapshot_id, self._max_kept_fraction, joins
@@ -113,22 +129,22 @@ class PlanRequests:
                 plans.pop(planned_scan, None)
                 if (
                     planned_scan.scan.condition is not None
-                    or planned_scan.read in pins
+                    or planned_scan.read_key in pins
                     or planned_scan.table in self._streams
                 ):
                     repeated_requests[planned_scan] = replace(requests[planned_scan], joins=())
-        repeated_requests |= self._request_other_scans(groups, plans, repeated_requests)
+        repeated_requests |= self._build_requests_of_other_scans(groups, plans, repeated_requests)
         plans |= await self._request_plans(repeated_requests)
         _drop_inconsistent(groups, dimensions, plans)
         await self._drop_moved_refs(groups, dimensions, plans)
         effective_joins = (
             _select_effective_joins(dimensions.get(planned_scan, ()), plan) for planned_scan, plan in plans.items()
         )
-        joined_reads = {dimension.planned.read for joins in effective_joins for dimension, _ in joins}
-        for table_read in pins.keys() - joined_reads:
+        joined_read_keys = {dimension.planned.read_key for joins in effective_joins for dimension, _ in joins}
+        for table_read in pins.keys() - joined_read_keys:
             # The scan was pinned to this snapshot for a join with another table, but the join is not used.
             group = next(
-                group for group in groups.values() if any(planned_scan.read == table_read for planned_scan in group)
+                group for group in groups.values() if any(planned_scan.read_key == table_read for planned_scan in group)
             )
             if group[0].table not in self._streams and all(
                 planned_scan in plans and self._keeps_most(plans[planned_scan]) for planned_scan in group
@@ -136,13 +152,13 @@ class PlanRequests:
                 _drop(plans, group)
         return {planned_scan: plan for planned_scan, plan in plans.items() if plan.is_made}
 
-    def _request_other_scans(
+    def _build_requests_of_other_scans(
         self,
         groups: Mapping[object, list[PlannedScan]],
         plans: Plans,
         repeated_requests: Mapping[PlannedScan, TablePlanRequest],
     ) -> dict[PlannedScan, TablePlanRequest]:
-        """Return requests for scans without plans, if other scans of the same table have plans.
+        """Build requests for scans without plans, if other scans of the same table have plans.
 
         Otherwise, these scans could read a newer snapshot than the plans. The new plans may keep all files.
 
@@ -156,8 +172,10 @@ class PlanRequests:
         for group in groups.values():
             answers = {planned_scan: plans[planned_scan] for planned_scan in group if planned_scan in plans}
             if len(group) > 1 and any(answer.is_made for answer in answers.values()):
-                snapshots = {planned_scan.read: answer.snapshot_id for planned_scan, answer in answers.items()}
-                if any(answer.snapshot_id != snapshots[planned_scan.read] for planned_scan, answer in answers.items()):
+                snapshots = {planned_scan.read_key: answer.snapshot_id for planned_scan, answer in answers.items()}
+                if any(
+                    answer.snapshot_id != snapshots[planned_scan.read_key] for planned_scan, answer in answers.items()
+                ):
                     _drop(plans, group)  # Another client has committed between the two requests.
                     continue
                 for planned_scan in group:
@@ -166,9 +184,13 @@ class PlanRequests:
                         or planned_scan not in plans
                         or not plans[planned_scan].is_made
                     ):
-                        keep = planned_scan in plans or planned_scan in repeated_requests
+                        # If a request of the scan was not answered, the server may have refused its filter.
+                        with_filter = planned_scan in plans or planned_scan in repeated_requests
                         requests[planned_scan] = _build_request(
-                            planned_scan, snapshots.get(planned_scan.read), 1.0, keep=keep
+                            planned_scan,
+                            snapshots.get(planned_scan.read_key),
+                            _ALL_FILES_FRACTION,
+                            with_filter=with_filter,
                         )
         return requests
 
@@ -191,7 +213,7 @@ class PlanRequests:
         mixed_groups = [
             group
             for group in groups.values()
-            if len({planned_scan.read for planned_scan in group}) > 1 and group[0] in plans
+            if len({planned_scan.read_key for planned_scan in group}) > 1 and group[0] in plans
         ]
         tables = await self.request_all(
             {group[0].table: self._seamark.load_table(group[0].table) for group in mixed_groups}
@@ -245,10 +267,13 @@ class PlanRequests:
         if unfinished_tasks:
             self._has_failed, self.refusal_reason = True, "Seamark was too slow"
             await asyncio.wait(unfinished_tasks)
-        return {key: task.result() for key, task in tasks.items() if self._is_answered(task)}
+        return {key: task.result() for key, task in tasks.items() if self._check_answer(task)}
 
-    def _is_answered(self, task: asyncio.Task[Any]) -> bool:
-        """Return whether a finished request has a result. Otherwise, record the reason in `refusal_reason`."""
+    def _check_answer(self, task: asyncio.Task[Any]) -> bool:
+        """Return whether a finished request has a result. Otherwise, record the reason in `refusal_reason`.
+
+        If the server has failed, this is also recorded for `has_failed`.
+        """
         error = None if task.cancelled() else task.exception()
         match error:
             case None:
@@ -265,13 +290,17 @@ class PlanRequests:
         return False
 
 
-def drop_scans(
+def remove_plans_of_scans(
     dropped_scans: Sequence[PlannedScan],
     plans: Plans,
     planned_scans: Sequence[PlannedScan],
     dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
 ) -> Plans:
-    """Return the plans that stay valid if the scans in `dropped_scans` get no plan."""
+    """Return the plans that stay valid if the scans in `dropped_scans` get no plan.
+
+    A plan becomes invalid if a joined table that it depends on has no plan, or if another scan of the same table has no
+    plan, because a statement must read a table at one snapshot.
+    """
     remaining_plans = dict(plans)
     _drop(remaining_plans, dropped_scans)
     _drop_inconsistent(_group_scans(planned_scans), dimensions, remaining_plans)
@@ -297,7 +326,7 @@ def _build_request(
     max_kept_fraction: float,
     joins: Sequence[Dimension] = (),
     *,
-    keep: bool = True,
+    with_filter: bool = True,
 ) -> TablePlanRequest:
     """Return the request for a scan.
 
@@ -306,19 +335,18 @@ def _build_request(
         snapshot_id: The snapshot to plan, or None for the branch or tag of the scan, or the current snapshot.
         max_kept_fraction: The maximum fraction of the files that the plan may keep.
         joins: The joins that may leave out files.
-        keep: Whether the request contains the filter. If the server has refused the filter, it is left out.
+        with_filter: Whether the request contains the filter. If the server has refused the filter, it is left out.
     """
-    filter = planned_scan.scan.filter if keep else None
+    filter = planned_scan.scan.filter if with_filter else None
     ref = planned_scan.scan.ref if snapshot_id is None else None
-    past, join_requests = planned_scan.scan.is_past, tuple(join.request() for join in joins)
     return TablePlanRequest(
         planned_scan.table,
         filter,
         snapshot_id,
         max_kept_fraction,
-        past,
-        join_requests,
-        ref,
+        uses_snapshot_schema=planned_scan.scan.selects_version,
+        joins=tuple(join.request() for join in joins),
+        ref=ref,
         use=planned_scan.scan.use,
     )
 
@@ -363,7 +391,7 @@ def _drop_inconsistent(
     Each removal may make other plans inconsistent, so the check is repeated until nothing is removed.
     """
     while True:
-        nameless_groups = [group for group in groups.values() if len(group) > 1 and not _have_plans(group, plans)]
+        incomplete_groups = [group for group in groups.values() if len(group) > 1 and not _have_plans(group, plans)]
         inconsistent = [
             planned_scan
             for planned_scan, plan in plans.items()
@@ -371,7 +399,7 @@ def _drop_inconsistent(
         ]
         scans_to_drop = [
             planned_scan
-            for planned_scan in (*inconsistent, *chain.from_iterable(nameless_groups))
+            for planned_scan in (*inconsistent, *chain.from_iterable(incomplete_groups))
             if planned_scan in plans
         ]
         if not scans_to_drop:

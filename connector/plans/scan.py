@@ -83,8 +83,8 @@ class TableUse:
     counts: bool = True
 
     def build_body(self) -> dict[str, object]:
-        """Return the use as fields of a plan request."""
-        if not self.counts:
+        """Return the use of the table, for the query history, as fields of a plan request."""
+        if not self.counts:  # The query is only explained. The server must not count it, so it needs no other field.
             return {"counts": False}
         names_by_field = {"columns": self.columns, "grouping": self.grouping, "join-columns": self.joins}
         fields: dict[str, object] = {field: list(names) for field, names in names_by_field.items() if names}
@@ -145,8 +145,11 @@ class Scan:
     """How the query uses the table, without the columns of joins."""
 
     @property
-    def is_past(self) -> bool:
-        """Whether the reference selects a version. If so, the engine reads with the schema of the snapshot."""
+    def selects_version(self) -> bool:
+        """Whether the reference selects a snapshot, branch or tag by FOR VERSION AS OF.
+
+        If so, the engine reads with the schema of the snapshot.
+        """
         return self.snapshot_id is not None or self.ref is not None
 
     @cached_property
@@ -161,9 +164,10 @@ class Scan:
 
     @property
     def is_restricted(self) -> bool:
-        """Whether the needed rows of the scan are restricted.
+        """Whether the query needs only some rows of the table.
 
-        They are restricted by a condition, or by a join that restricts them without a condition on the other table.
+        The reasons are a condition on the table, LIKE predicates, a join with a table that has a condition, or a join
+        that restricts the rows even if the other table has no condition, such as a comparison with its maximum.
         """
         has_join = any(join.where is not None or join.transform in (RANGE, MINIMUM, MAXIMUM) for join in self.joins)
         return self.condition is not None or bool(self.likes) or has_join

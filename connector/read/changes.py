@@ -91,6 +91,11 @@ def _divide_at_replaces(snapshots: Iterable[Snapshot], start: int | None) -> Ite
 def _compare_plans(
     client: SeamarkClient, table: OpenTable, from_snapshot_id: int | None, to_snapshot_id: int
 ) -> Iterator[SnapshotChange]:
+    """Compare the files and delete files of two snapshots, and yield tasks for the deleted and inserted rows.
+
+    A file may be in both snapshots with different delete files. Its deleted rows are those that only the later delete
+    files remove (`removed_by`). If earlier delete files are missing later, the rows that only they remove are inserted.
+    """
     earlier: dict[str, ScanTask] = {}
     if from_snapshot_id is not None:
         earlier = {task.path: task for task in plan(client, replace(table, snapshot_id=from_snapshot_id))}

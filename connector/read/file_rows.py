@@ -13,7 +13,7 @@ import pyarrow.fs
 import pyarrow.parquet as pq
 
 from seamark.connector.arrow.arrays import Longs, Mask, combine_to_array
-from seamark.connector.parquet.coded_strings import decode_strings, is_selective, select_coded_columns
+from seamark.connector.parquet.coded_strings import decode_strings, select_coded_columns, should_read_codes
 from seamark.connector.parquet.pages import Pages
 from seamark.connector.parquet.projection import FileProjection
 from seamark.connector.parquet.row_groups import RowGroups
@@ -170,7 +170,7 @@ class FileRowReader:
                 for matched_rows in range(0, page_batch.num_rows, BATCH_ROWS)
             )
             return
-        is_few = mask is not None and is_selective(mask)
+        is_few = mask is not None and should_read_codes(mask)
         for batch, size in self._read_columns(number, rows, self._other_outputs, few=is_few):
             mask_slice = None if mask is None else mask[start : start + size]
             count = size if mask_slice is None else int(np.count_nonzero(mask_slice))

@@ -59,7 +59,7 @@ class InheritedLineage:
         if first_row_id is None:
             return None
         if file.get(SEQUENCE_NUMBER) is None:
-            raise AmbiguousColumn("the plan has no sequence number for it, so the row lineage is unknown")
+            raise AmbiguousColumn("the plan has no sequence number for the file, so the row lineage is unknown")
         return InheritedLineage(int(first_row_id), int(file[SEQUENCE_NUMBER]))
 
     def fill(self, field_id: int, stored_values: pa.Array, positions: npt.NDArray[np.int64]) -> pa.Array:

@@ -102,6 +102,13 @@ class ReadPlan:
 def plan_read(
     table: OpenTable, columns: Sequence[str] | None, where: Expression, *, positions: bool = False
 ) -> ReadPlan:
-    """Return the read plan for the given columns, or for all columns if `columns` is None."""
+    """Return the read plan for the given columns, or for all columns if `columns` is None.
+
+    Args:
+        table: The table.
+        columns: The names of the columns, or None.
+        where: The filter.
+        positions: Whether the result also has the position of each row in its file, as the last column.
+    """
     names = [field.name for field in table.schema.fields] if columns is None else columns
     return ReadPlan(table.metadata, table.schema, tuple(names), where, positions)

@@ -95,7 +95,7 @@ class TableScan:
             tasks: Plans the scan, and returns its tasks. It is called for each iteration.
             limit: The maximum number of rows, or None.
             snapshot_id: The snapshot that is read.
-            keys: See `TaskReader`.
+            keys: The keys of encrypted files. If it is None, encrypted files are refused.
         """
         self.schema: pa.Schema = read_plan.arrow
         self.snapshot_id = snapshot_id
@@ -249,8 +249,8 @@ class TaskReader:
     def _check_source(self, task: ScanTask, source: pa.NativeFile) -> None:
         """Check that the user of this reader may read the rows of the file.
 
-        If others receive the rows, equality deletes must not compare encrypted columns. The check of the creator of the
-        reader is called in any case.
+        There are two checks of encrypted tables. If other users may receive the rows, equality deletes must not compare
+        encrypted columns. If the reader was created with another check, it is called with the file.
 
         Raises:
             Unreadable: The user may not read the rows.
@@ -288,9 +288,15 @@ def _decode_positions(task: ScanTask) -> Longs | None:
 def _open_file(
     task: ScanTask, storage: Storage, decryption: Any, check: Callable[[ScanTask, pa.NativeFile], None]
 ) -> Iterator[tuple[pq.ParquetFile, Pages, Callable[[Sequence[str]], pq.ParquetFile]]]:
-    """Yield the open file, its pages, and a function that opens it again with codes in place of strings.
+    """Yield the open file, its pages, and a function that opens it again.
+
+    The function receives the names of string columns, which are then read as dictionary codes. Needed pages are read in
+    one request if the gap between them has at most `hole_bytes` bytes.
 
     Args:
+        task: The data file.
+        storage: The storage of the table.
+        decryption: The decryption properties of pyarrow, or None.
         check: A function that is called before any row is decoded.
     """
     kind = str(task.file.get("file-format", "")).lower()

@@ -35,7 +35,10 @@ def now_ms() -> int:
 
 
 def compute_settled_age_ms(tasks: Sequence[ScanTask], planned_ms: int) -> int:
-    """Return the minimum age of settled files, for a rewrite of the given tasks.
+    """Return the age from which files count as settled, for a rewrite of the given tasks.
+
+    A settled file is so old that writers will probably not replace it during the rewrite. The age is a multiple of the
+    estimated time of the rewrite: planning, opening the files, and reading and writing their bytes.
 
     Args:
         tasks: The tasks.
@@ -69,10 +72,10 @@ def select_settled(source_table: OpenTable, tasks: Sequence[ScanTask], age_ms: i
     return [task for task in tasks if int(task.file.get(SEQUENCE_NUMBER, first_young_number)) < first_young_number]
 
 
-def settle(
+def select_settled_tasks(
     source_table: OpenTable,
     tasks: Sequence[ScanTask],
-    choose: Callable[[Sequence[ScanTask]], Iterable[ScanTask]],
+    choose_rewritten: Callable[[Sequence[ScanTask]], Iterable[ScanTask]],
     planned_ms: int,
 ) -> tuple[Sequence[ScanTask], float]:
     """Select the tasks whose files will probably stay unchanged while a job rewrites them.
@@ -80,17 +83,17 @@ def settle(
     Args:
         source_table: The table, with all snapshots.
         tasks: The tasks, with sequence numbers.
-        choose: A function that returns the tasks of its argument that the job would rewrite.
-        planned_ms: See `compute_settled_age_ms`.
+        choose_rewritten: A function that returns the tasks of its argument that the job would rewrite.
+        planned_ms: The time that planning the tasks has taken.
 
     Returns:
         The settled tasks, and the number of seconds after which the other tasks may be settled. It is 0 if there are no
         other tasks.
     """
-    due = list(choose(tasks))
-    if not due:
+    tasks_to_rewrite = list(choose_rewritten(tasks))
+    if not tasks_to_rewrite:
         return tasks, 0.0
-    age_ms = compute_settled_age_ms(due, planned_ms)
+    age_ms = compute_settled_age_ms(tasks_to_rewrite, planned_ms)
     # The times of snapshots come from the clock of the server, and the clock of a job may be behind it.
     at_ms = max([now_ms(), *(snapshot.timestamp_ms for snapshot in source_table.history)])
     settled_tasks = select_settled(source_table, tasks, age_ms, at_ms)

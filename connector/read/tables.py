@@ -96,7 +96,7 @@ class OpenTable:
     snapshot_id: int | None
     storage: Storage
     history: tuple[Snapshot, ...]
-    """The snapshots of branches and tags, or all snapshots, in any order."""
+    """The snapshots of branches and tags, in any order. If the table was opened with `history`, all snapshots."""
     keys: ParquetKeys | None = None
     """The keys of encrypted files. They are not pickled. If None, encrypted files are refused."""
 
@@ -154,7 +154,8 @@ def load_table(
 ) -> EngineTable:
     """Load a table with the snapshot that `at` selects. See `SeamarkClient.load_table`."""
     if at.ref is not None or at.as_of_ms is not None:
-        client = client.with_commits()
+        # Rows that wait for a flush belong to the current state of the table, not to a branch or an earlier state.
+        client = client.reading_committed_rows()
     needs_history = at.snapshot_id is not None or at.as_of_ms is not None
     return client.load_table(table, history=history or needs_history, loaded_before=loaded_before)
 
@@ -167,6 +168,8 @@ def open_loaded_table(engine_table: EngineTable, table: Name, at: At) -> OpenTab
     """
     metadata = decode_table(engine_table.metadata, str(table))
     snapshot_id, schema = _resolve_snapshot(metadata, at)
+    # The metadata is sent with tasks, so it must be small. The snapshot is already resolved, so that references to
+    # snapshots are not needed.
     without_history = msgspec.structs.replace(
         metadata, snapshots=(), snapshot_log=(), metadata_log=(), refs={}, current_snapshot_id=None, statistics=()
     )
@@ -275,12 +278,23 @@ def _plan_tasks(
     use: Mapping[str, Any] | None = None,
     note_statement: Callable[[str], None] = lambda _: None,
 ) -> Iterator[ScanTask]:
+    """Send a plan request, and yield the tasks as the pages of the plan arrive.
+
+    Args:
+        client: The client.
+        table: The table.
+        body: The request in the form of the Iceberg REST specification.
+        sequence_numbers: Whether sequence numbers are returned with the files.
+        has_functions: Whether the filter has functions of columns.
+        use: How the statement uses the table, for the query history.
+        note_statement: A function that is called with the fingerprint of the statement, if the query history counts it.
+    """
     # Readers compute residuals themselves. Otherwise each task would repeat all keys of the filter.
     options: dict[str, Any] = {
         "residuals": False,
         "sequence-numbers": sequence_numbers or has_lineage(table.metadata),
         "schema-id": table.metadata.current_schema_id,
-        "usage": "select" in body,
+        "usage": "select" in body,  # Only a query selects columns, and only queries count as reads of the table.
     }
     options |= {"functions": True} if has_functions else {}
     options |= {"use": dict(use)} if use else {}

@@ -67,8 +67,8 @@ class JvmStatics:
         return self.find_class(f"{SPARK}catalyst.trees.TreePattern").PLAN_EXPRESSION()
 
     @cached_property
-    def skip(self) -> Any:
-        """The mode of Spark in which a command is analysed but not run."""
+    def skip_mode(self) -> Any:
+        """The argument of Spark's `executePlan` with which a command is analysed but not run."""
         return self.find_class(f"{SPARK}execution.CommandExecutionMode").SKIP()
 
     @cached_property

@@ -128,8 +128,9 @@ def read(
     """Return the rows of a table that match an SQL predicate.
 
     The table is in a catalog that was added with `connect`, for example `sea.db.events`. Iceberg's reader reads the
-    planned files. If bitmap indexes select rows on only a few pages, Seamark's reader is used (`reader_choice.py`).
-    Seamark's reader reads all columns unless `columns` is set.
+    planned files. Seamark's reader is used if bitmap indexes select rows on only a few pages (`reader_choice.py`), or
+    if Iceberg's reader would miss rows of a stream table that wait for a flush. Seamark's reader reads all columns
+    unless `columns` is set.
     """
     name, *levels = split_name(table)
     uri, token = (spark.conf.get(f"spark.sql.catalog.{name}.{key}", "") for key in ("uri", "token"))
@@ -159,7 +160,8 @@ def read(
 def _misses_rows(source_table: OpenTable) -> bool:
     """Return whether Iceberg's reader misses rows that wait for a flush.
 
-    Spark itself plans stream tables from format version 3 on.
+    For stream tables from format version 3 on, Spark itself chooses the files from a snapshot, and the snapshot does
+    not contain these rows.
     """
     metadata = source_table.metadata
     is_stream = parse_bool(metadata.properties, STREAM_ENABLED, False)

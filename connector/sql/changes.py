@@ -1,9 +1,9 @@
 """Translates writing statements to DuckDB's SQL: INSERT, UPDATE, DELETE, CREATE and DROP.
 
 INSERT, UPDATE and DELETE become queries over the rows that Seamark's reader passes to DuckDB. These queries return the
-rows to insert, or the places of the rows to change with their new values (`row_changes.py`). The code that translates
-queries also translates their expressions, so the expressions have the same meaning. CREATE and DROP run on the attached
-catalog. All names in their text are quoted.
+rows to insert, or the places of the rows to change (file and position) with their new values (`row_changes.py`). The
+code that translates queries also translates their expressions, so the expressions have the same meaning. CREATE and
+DROP run on the attached catalog. All names in their text are quoted.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _ALLOWED: dict[type[exp.Expr], frozenset[str]] = {
     exp.Drop: frozenset(("this", "tables", "kind", "exists")),
 }
 _PLACE = "$place"
-"""The name of the column with the places of the rows, unless the statement contains this name."""
+"""The name of the column with the place of each row (its file and position), unless the statement contains it."""
 _OPENING, _CLOSING = ("(", "["), (")", "]")
 
 
@@ -56,7 +56,8 @@ class DuckDBChange:
     names: tuple[str, ...]
     """The names of the columns of the query's result. Empty for CREATE and DROP.
 
-    For UPDATE and DELETE, the first column has the places of the rows (`row_changes.py`).
+    For UPDATE and DELETE, the first column has the place of each row: the index of its file in the plan (high bits),
+    and its position in the file (low bits).
     """
     tables: tuple[StoredTable, ...]
     """The tables that the query reads."""
@@ -124,7 +125,7 @@ class _Change:
         )
         target_columns = _check_distinct([_find_column(name, columns, table) for name in names])
         translation = Translation(self._find_columns, self._now)
-        query, query_columns = translation.query(tree.expression, NameScope((), {}))
+        query, query_columns = translation.translate_query(tree.expression, NameScope((), {}))
         if len(query_columns) != len(target_columns):
             raise InvalidRequest(f"The statement has {len(query_columns)} values for {len(target_columns)} columns")
         converted_columns = ", ".join(
@@ -136,7 +137,11 @@ class _Change:
         return DuckDBChange(text, tuple(target_columns), tables, self._get_name(table), self._statement.query)
 
     def translate_row_change(self, tree: exp.Expr) -> DuckDBChange:
-        """Translate UPDATE or DELETE to `SELECT place, new values FROM table WHERE condition`."""
+        """Translate UPDATE or DELETE to `SELECT place, new values FROM table WHERE condition`.
+
+        The place of a row is one integer: the index of its file in the plan, and its position in the file. The reader
+        adds this column to the rows of the table.
+        """
         columns = self._find_target_columns(tree.this)
         place = _PLACE
         while place in self._statement.text.lower() or any(place == name.lower() for name in columns):
@@ -163,8 +168,8 @@ class _Change:
             return {**table_columns, place: BIGINT} if table is target else table_columns
 
         translation = Translation(find_columns, self._now)
-        query_sql, query_columns = translation.query(query, NameScope((), {}))
-        if len(query_columns) != 1 + len(target_columns):  # A value is a star.
+        query_sql, query_columns = translation.translate_query(query, NameScope((), {}))
+        if len(query_columns) != 1 + len(target_columns):  # A new value is `*`, which selects several columns.
             raise UnsupportedInDuckDB(f"{kind.value} of this form is not translated")
         for table in translation.tables:
             table.place = place if table.node is target else None
@@ -195,10 +200,10 @@ class _Change:
         exists_clause = ""
         if tree.args.get("exists"):
             exists_clause = " IF NOT EXISTS" if word == "CREATE" else " IF EXISTS"
-        dropped_tables = tree.args.get("tables") or [tree.this]
-        if len(dropped_tables) != 1:
+        target_nodes = tree.args.get("tables") or [tree.this]
+        if len(target_nodes) != 1:
             raise UnsupportedInDuckDB("DROP of several tables is not translated")
-        target_node, columns = dropped_tables[0], ""
+        target_node, columns = target_nodes[0], ""
         if isinstance(target_node, exp.Schema):
             columns = f" ({', '.join(_define_column(expression) for expression in target_node.expressions)})"
             target_node = target_node.this

@@ -98,7 +98,7 @@ class TableStream:
             positions=self._has_places,
         )
         self._types = [
-            _name_uuids(field.type, table.columns[name])
+            _with_uuid_types(field.type, table.columns[name])
             for name, field in zip(self._names, self._plan.arrow, strict=True)
         ]
         self._uuids = [number for number, name in enumerate(self._names) if table.columns[name] == UUID]
@@ -165,8 +165,8 @@ class TableStream:
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _name_uuids(arrow: pa.DataType, kind: SqlType) -> pa.DataType:
-    """Return the Arrow type in which UUIDs have Arrow's type for UUIDs, also within structs, lists and maps.
+def _with_uuid_types(arrow: pa.DataType, kind: SqlType) -> pa.DataType:
+    """Return an Arrow type with Arrow's type for UUIDs instead of 16 bytes, also within structs, lists and maps.
 
     Args:
         arrow: The type that the reader returns, which has UUIDs as 16 bytes.
@@ -177,17 +177,18 @@ def _name_uuids(arrow: pa.DataType, kind: SqlType) -> pa.DataType:
     if pa.types.is_struct(arrow) and len(kind.fields) == arrow.num_fields:
         return pa.struct(
             [
-                field.with_type(_name_uuids(field.type, field_kind))
+                field.with_type(_with_uuid_types(field.type, field_kind))
                 for field, (_, field_kind) in zip(arrow, kind.fields, strict=True)
             ]
         )
     if pa.types.is_map(arrow) and kind.key is not None and kind.element is not None:
         key, item = arrow.key_field, arrow.item_field
         return pa.map_(
-            key.with_type(_name_uuids(key.type, kind.key)), item.with_type(_name_uuids(item.type, kind.element))
+            key.with_type(_with_uuid_types(key.type, kind.key)),
+            item.with_type(_with_uuid_types(item.type, kind.element)),
         )
     if pa.types.is_list(arrow) and kind.element is not None:
-        return pa.list_(arrow.value_field.with_type(_name_uuids(arrow.value_type, kind.element)))
+        return pa.list_(arrow.value_field.with_type(_with_uuid_types(arrow.value_type, kind.element)))
     return arrow
 
 
@@ -202,7 +203,9 @@ def register_tables(con: duckdb.DuckDBPyConnection, reads: Sequence[PlannedTable
 def register_stream(con: duckdb.DuckDBPyConnection, name: str, table_read: PlannedTableRead) -> Iterator[TableStream]:
     """Register the rows of a read in DuckDB under this name, which replaces the name of its table.
 
-    If the rows have UUIDs, the name is that of a view over the rows (`TableStream.write_columns` has the reason).
+    If the rows have UUIDs, the name is that of a view over the rows, because DuckDB pushes the keys of joins into an
+    Arrow scan, and fails if they are UUIDs. It pushes only keys that are plain columns, and the view computes its UUIDs
+    by a call.
     """
     stream = TableStream(table_read)
     with ExitStack() as stack:

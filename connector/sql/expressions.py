@@ -28,7 +28,7 @@ from seamark.connector.sql.literals import (
     MILLISECOND_DIGITS,
     TIME_DIGITS_MAX,
     count_fraction_digits,
-    has_offset,
+    has_zone_other_than_utc,
     parse_number,
     parse_target_type,
     parse_typed_text,
@@ -78,11 +78,14 @@ An operand counts again in each expression that contains it.
 class Expressions:
     """Translates the expressions of one statement. Its current time is `now`."""
 
-    def __init__(self, query: QueryTranslator, functions: FunctionTranslator, now: datetime) -> None:
-        self.query = query
+    def __init__(self, translate_query: QueryTranslator, functions: FunctionTranslator, now: datetime) -> None:
+        self.translate_query = translate_query
         self._functions = functions
         self.now = now
-        self._has_offset = self._reads_zone = False
+        self._has_other_zone = False
+        """Whether the statement has a literal with a zone other than UTC."""
+        self._requires_utc = False
+        """Whether a call of the statement is correct only for times in UTC (`require_utc`)."""
         self._translated = 0
 
     def translate_condition(self, node: exp.Expr, scope: NameScope) -> str:
@@ -141,21 +144,23 @@ class Expressions:
                 "simplify them or divide the statement"
             )
 
-    def read_in_utc(self, value: SqlValue, node: exp.Expr) -> SqlValue:
-        """Return the value, whose date or time of day the caller computes in UTC if the value has a zone.
+    def require_utc(self, value: SqlValue, node: exp.Expr) -> SqlValue:
+        """Return `value` after a check: if it has a zone, no time in the statement may have a zone other than UTC.
 
-        Trino computes it in the zone of the value. The values of columns have the zone UTC.
+        The caller computes the date or time of day of the value in UTC, but Trino computes it in the zone of the value.
+        The values of columns have the zone UTC, so only literals can have another zone. The use is recorded, so that
+        such a literal that follows in the statement is also refused.
 
         Raises:
             UnsupportedInDuckDB: The statement has times with other zones.
         """
         if value.type == ZONED:
-            self._reads_zone = True
+            self._requires_utc = True
             self._check_zones(node)
         return value
 
     def _check_zones(self, node: exp.Expr) -> None:
-        if self._reads_zone and self._has_offset:
+        if self._requires_utc and self._has_other_zone:
             raise UnsupportedInDuckDB(f"{describe(node)}: a zone other than UTC is not translated here")
 
     def translate_values(self, nodes: Sequence[exp.Expr], scope: NameScope) -> list[SqlValue]:
@@ -298,7 +303,7 @@ class Expressions:
         if isinstance(node.this, exp.Tuple):
             raise UnsupportedInDuckDB(f"{describe(node)}: IN with several columns is not translated")
         value = self.translate_value(node.this, scope)
-        text, columns = self.query(query, scope)
+        text, columns = self.translate_query(query, scope)
         if len(columns) != 1:
             raise InvalidRequest(f"{describe(node)}: the query must have one column; it has {len(columns)}")
         kind = find_common_type(value.type, columns[0][1])
@@ -313,10 +318,10 @@ class Expressions:
         return SqlValue(f"({cast(value, kind).sql} IN ({text}))", BOOLEAN)
 
     def _translate_exists(self, node: exp.Expr, scope: NameScope) -> SqlValue:
-        return SqlValue(f"(EXISTS ({self.query(node.this, scope)[0]}))", BOOLEAN)
+        return SqlValue(f"(EXISTS ({self.translate_query(node.this, scope)[0]}))", BOOLEAN)
 
     def _translate_scalar_query(self, node: exp.Expr, scope: NameScope) -> SqlValue:
-        text, columns = self.query(node, scope)
+        text, columns = self.translate_query(node, scope)
         if len(columns) != 1:
             raise InvalidRequest(
                 f"{describe(node)}: a query in an expression must have one column; it has {len(columns)}"
@@ -399,7 +404,7 @@ class Expressions:
         left, right = self.translate_values([node.this, node.expression], scope)
         sign = _SIGNS[type(node)]
         if INTERVAL in (left.type, right.type):
-            self.read_in_utc(left if right.type == INTERVAL else right, node)
+            self.require_utc(left if right.type == INTERVAL else right, node)
             return shift_by_interval(left, right, sign, node)
         if UNKNOWN in (left.type, right.type):
             operand_type = right.type if left.type == UNKNOWN else left.type
@@ -438,19 +443,19 @@ class Expressions:
             text = str(inner.this)
             if target_type in (TIMESTAMP, ZONED) and count_fraction_digits(text) > digits:
                 raise UnsupportedInDuckDB(f"{describe(node)}: the text has more than {digits} digits of a second")
-            if target_type == ZONED and has_offset(text):
-                self._has_offset = True
+            if target_type == ZONED and has_zone_other_than_utc(text):
+                self._has_other_zone = True
                 self._check_zones(node)
             return parse_typed_text(text, target_type, node)
         value = self.translate_value(inner, scope)
         if target_type in (TIMESTAMP, ZONED) and value.type in (TIMESTAMP, ZONED) and digits < TIME_DIGITS_MAX:
             if digits != MILLISECOND_DIGITS or target_type == ZONED:
                 raise UnsupportedInDuckDB(f"{describe(node)}: {digits} digits of a second are not translated")
-            return round_to_milliseconds(cast(self.read_in_utc(value, node), TIMESTAMP))
+            return round_to_milliseconds(cast(self.require_utc(value, node), TIMESTAMP))
         if value.type == target_type:
             return value
         if target_type in (TIMESTAMP, DATE):
-            self.read_in_utc(value, node)
+            self.require_utc(value, node)
         if not _is_exact_cast(value.type, target_type):
             raise UnsupportedInDuckDB(
                 f"{describe(node)}: a conversion from {value.type} to {target_type} is not translated"
@@ -489,9 +494,17 @@ def _is_exact_cast(source: SqlType, target_type: SqlType) -> bool:
         return target_type == DOUBLE
     if source == BOOLEAN:
         return target_type == VARCHAR or target_type.is_integer
-    return (source, target_type) in {(DATE, TIMESTAMP), (TIMESTAMP, DATE), (DATE, VARCHAR), (UUID, VARCHAR)} or (
-        (source, target_type) in {(DATE, ZONED), (TIMESTAMP, ZONED), (ZONED, TIMESTAMP), (ZONED, DATE)}
-    )
+    # A cast to a time with a zone uses the zone of the session, which is UTC. `require_utc` checks casts from it.
+    return (source, target_type) in {
+        (DATE, TIMESTAMP),
+        (TIMESTAMP, DATE),
+        (DATE, VARCHAR),
+        (UUID, VARCHAR),
+        (DATE, ZONED),
+        (TIMESTAMP, ZONED),
+        (ZONED, TIMESTAMP),
+        (ZONED, DATE),
+    }
 
 
 def _list_values(node: exp.Expr) -> list[exp.Expr]:

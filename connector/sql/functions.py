@@ -9,7 +9,7 @@ from __future__ import annotations
 from sqlglot import exp
 
 from seamark.connector.client.errors import InvalidRequest
-from seamark.connector.cubes.sketch_calls import takes_type, write_count, write_sketch
+from seamark.connector.cubes.sketch_calls import can_sketch_type, format_count_sql, format_sketch_sql
 from seamark.connector.sql.arithmetic import divide_decimals, sum_decimals
 from seamark.connector.sql.calls import nested, numbers, texts, times, windows
 from seamark.connector.sql.expressions import Expressions, FunctionTranslator
@@ -97,7 +97,7 @@ def translate_function(expressions: Expressions, node: exp.Expr, scope: NameScop
 
 
 def _translate_moment(expressions: Expressions, argument: exp.Expr, node: exp.Expr, scope: NameScope) -> SqlValue:
-    return expressions.read_in_utc(expressions.translate_value(argument, scope), node)
+    return expressions.require_utc(expressions.translate_value(argument, scope), node)
 
 
 def extract_part(name: str, kinds: tuple[str, ...], value: SqlValue, node: exp.Expr) -> SqlValue:
@@ -361,7 +361,7 @@ def _translate_approx_distinct(expressions: Expressions, node: exp.Expr, scope: 
     """Translate `approx_distinct` to sketches, which cubes also store. DuckDB's own sketch has a larger error."""
     check_args(node)
     sketch = sketch_value(expressions.translate_value(node.this, scope), node)
-    return SqlValue(write_count(sketch), BIGINT)
+    return SqlValue(format_count_sql(sketch), BIGINT)
 
 
 def sketch_value(value: SqlValue, node: exp.Expr) -> str:
@@ -371,9 +371,9 @@ def sketch_value(value: SqlValue, node: exp.Expr) -> str:
         UnsupportedInDuckDB: There are no sketches of values of this type.
     """
     kind = name_duckdb_type(value.type)
-    if not takes_type(kind):
+    if not can_sketch_type(kind):
         raise UnsupportedInDuckDB(f"{describe(node)} is not translated for the type {value.type}")
-    return write_sketch(value.sql, kind)
+    return format_sketch_sql(value.sql, kind)
 
 
 def _translate_all_or_any(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:

@@ -52,7 +52,7 @@ _TIMESTAMP = re.compile(
     r"(?: ?(UTC|Z|[+-][0-9]{2}:[0-9]{2}))?",
     re.ASCII,
 )
-_OFFSET = re.compile(r"(?: ?(?:UTC|Z|[+-]00:00))?", re.ASCII)
+_UTC = re.compile(r"(?: ?(?:UTC|Z|[+-]00:00))?", re.ASCII)
 _FRACTION = re.compile(r":[0-9]{2}\.([0-9]+)", re.ASCII)
 MILLISECOND_DIGITS, TIME_DIGITS_MAX = 3, 6
 """The number of digits of a second in the type `timestamp` of Trino, and in the times of Iceberg."""
@@ -141,10 +141,10 @@ def count_fraction_digits(text: str) -> int:
     return len(match[1]) if match is not None else 0
 
 
-def has_offset(text: str) -> bool:
-    """Return whether the text of a time has a zone other than UTC."""
+def has_zone_other_than_utc(text: str) -> bool:
+    """Return whether the text of a time names a zone or an offset other than UTC, such as `+02:00`."""
     match = _TIMESTAMP.fullmatch(text)
-    return match is not None and match[3] is not None and not _OFFSET.fullmatch(match[3])
+    return match is not None and match[3] is not None and not _UTC.fullmatch(match[3])
 
 
 def read_time_precision(node: exp.Expr) -> int:

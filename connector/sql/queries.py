@@ -82,7 +82,7 @@ def translate(tree: exp.Expr, find_columns: TableColumns, now: datetime) -> Duck
     """
     translation = Translation(find_columns, now)
     try:
-        text, columns = translation.query(tree, NameScope((), _NO_QUERIES))
+        text, columns = translation.translate_query(tree, NameScope((), _NO_QUERIES))
     except RecursionError:
         raise InvalidRequest("The statement is nested too deeply") from None
     return DuckDBQuery(text, columns, tuple(translation.tables))
@@ -98,10 +98,10 @@ class Translation:
     def __init__(self, find_columns: TableColumns, now: datetime) -> None:
         self._find_columns = find_columns
         self._numbers = count()
-        self.expressions = Expressions(self.query, translate_function, now)
+        self.expressions = Expressions(self.translate_query, translate_function, now)
         self.tables: list[StoredTable] = []
 
-    def query(self, node: exp.Expr, outer: NameScope) -> tuple[str, list[tuple[str, SqlType]]]:
+    def translate_query(self, node: exp.Expr, outer: NameScope) -> tuple[str, list[tuple[str, SqlType]]]:
         """Translate a query to its text and its columns. The columns have the names c0, c1 … in the text.
 
         Args:
@@ -132,7 +132,7 @@ class Translation:
     def _translate_with_query(self, node: exp.Expr, outer: NameScope) -> tuple[str, NameScope]:
         """Translate a query in WITH. Return its text, and a scope in which its name is visible."""
         check_args(node, frozenset(("this", "alias")))
-        text, columns = self.query(node.this, outer)
+        text, columns = self.translate_query(node.this, outer)
         columns = _rename_columns(columns, node.args["alias"], node)
         relation = f"w{next(self._numbers)}"
         visible = {**outer.named, node.alias.lower(): WithQuery(relation, tuple(columns))}
@@ -295,7 +295,7 @@ class Translation:
         """
         word = _WORDS[type(node)] + ("" if node.args.get("distinct") else " ALL")
         (left, left_columns), (right, right_columns) = (
-            self.query(node.args[side], outer) for side in ("this", "expression")
+            self.translate_query(node.args[side], outer) for side in ("this", "expression")
         )
         if len(left_columns) != len(right_columns):
             raise InvalidRequest(
@@ -325,7 +325,7 @@ class Translation:
 
     def _translate_subquery(self, node: exp.Expr, outer: NameScope) -> tuple[str, list[tuple[str, SqlType]]]:
         """Translate a query in parentheses, which may have an ORDER BY, LIMIT or OFFSET after the parentheses."""
-        text, columns = self.query(node.this, outer)
+        text, columns = self.translate_query(node.this, outer)
         if any(node.args.get(name) for name in ("order", "limit", "offset")):
             texts = [f"SELECT * FROM ({text}) r{next(self._numbers)}"]  # noqa: S608
             if (order := node.args.get("order")) is not None:
@@ -486,7 +486,7 @@ class Translation:
                 if node.args.get("joins"):
                     raise UnsupportedInDuckDB("A join in parentheses of this form is not translated")
                 # A query in FROM can use columns of the enclosing query, but not of the other relations in FROM.
-                text, columns = self.query(node, replace(outer, fields=()) if outer.parent is None else outer)
+                text, columns = self.translate_query(node, replace(outer, fields=()) if outer.parent is None else outer)
                 return self._alias_relation(f"({text})", columns, alias, node)
         raise UnsupportedInDuckDB(f"FROM {describe(node)} is not translated")
 

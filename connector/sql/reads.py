@@ -201,17 +201,21 @@ class StatementTables:
     def _open_once(self, name: Name, version: int | str | None) -> NamedTable:
         """Return a table. Open it at its first use, so that all references in the statement read one snapshot.
 
+        Args:
+            name: The name of the table.
+            version: The id of a snapshot, the name of a branch or tag, or None for the current state.
+
         Raises:
             UnsupportedInDuckDB: The statement also reads another branch, tag or the current state of the table.
         """
         table = self._tables_by_version.get((name, version))
         if table is None:
-            open_versions = {
-                snapshot_id
-                for open_name, snapshot_id in self._tables_by_version
-                if open_name == name and not isinstance(snapshot_id, int)
-            }
-            if open_versions and not isinstance(version, int):
+            # An integer is the id of a snapshot. A branch, a tag or None (the current state) may refer to any snapshot.
+            has_open_branch = any(
+                open_name == name and not isinstance(open_version, int)
+                for open_name, open_version in self._tables_by_version
+            )
+            if has_open_branch and not isinstance(version, int):
                 raise UnsupportedInDuckDB(f"{'.'.join(name)} is read at a branch or tag, and also at a second snapshot")
             table = self._tables_by_version[name, version] = self._session_tables.open(name, version)
         return table
@@ -269,21 +273,24 @@ class ReadPlanner:
             scans: The analysis of each reference (`find_scans`).
             is_counted: Whether the reads are counted in the query history, and as reads of their columns.
         """
-        self._client, self._tables, self._catalog, self._scans = client, tables, statement_tables, scans
-        self._to_count = set(range(len(tables))) if is_counted else set[int]()
-        """The numbers of the references that have not been counted yet."""
+        self._client, self._tables, self._statement_tables, self._scans = client, tables, statement_tables, scans
+        self._uncounted_numbers = set(range(len(tables))) if is_counted else set[int]()
+        """The numbers of the references that the query history has not counted yet."""
 
     def plan(self, *, joins: bool = True, skipped_numbers: Collection[int] = ()) -> list[PlannedTableRead]:
         """Plan the read of each reference to a table, and return the reads in the order of the references.
+
+        The server's query history counts each reference once, even if the reads are planned several times. Therefore
+        the requests after the first request of a reference are marked as not counted (`UNCOUNTED_USE`).
 
         Args:
             joins: Whether joins with other tables may prune files.
             skipped_numbers: The numbers of references that are not planned. Their reads have no files.
         """
-        client, statement_tables = self._client, self._catalog
+        client, statement_tables = self._client, self._statement_tables
         scans = [
             reference.scan
-            if reference.scan is None or number in self._to_count
+            if reference.scan is None or number in self._uncounted_numbers
             else replace(reference.scan, query_use=UNCOUNTED_USE)
             for number, reference in enumerate(self._scans)
         ]
@@ -293,7 +300,7 @@ class ReadPlanner:
         for number, (table, scan) in enumerate(zip(self._tables, scans, strict=True)):
             named_table = statement_tables.of_node[id(table.node)]
             used_joins: tuple[tuple[str, int | None], ...] = ()
-            statements: list[str] = []
+            statements: list[str] = []  # The fingerprint of the statement, if the server has counted it.
             source_table = named_table.open_table
             condition = self._scans[number].where
             if number in plans_by_number:
@@ -302,13 +309,13 @@ class ReadPlanner:
                 source_table = open_table(client, (*named_table.name[:-1], name), CURRENT)
             tasks: tuple[ScanTask, ...] = ()
             if number not in skipped_numbers:
-                columns = tuple(table.used) if number in self._to_count else None
+                columns = tuple(table.used) if number in self._uncounted_numbers else None
                 # The request for a plan table has already counted the statement, even if no plan table was created.
                 use = UNCOUNTED_USE.build_body() if number in counted_numbers else _describe_use(scan)
                 tasks = tuple(
                     plan(client, source_table, condition, columns=columns, use=use, note_statement=statements.append)
                 )
-                self._to_count.discard(number)
+                self._uncounted_numbers.discard(number)
             statement = next(iter(statements), "")
             reads.append(
                 PlannedTableRead(

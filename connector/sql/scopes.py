@@ -53,7 +53,10 @@ class StoredTable:
     used: dict[str, None] = field(default_factory=dict)
     """The names of the columns that the statement uses."""
     place: str | None = None
-    """The name of the last column, which has the places of rows, or None if the statement does not change the table."""
+    """The name of the last column, or None if the statement does not change the table.
+
+    This column has the place of each row: the index of its file in the plan, and its position in the file.
+    """
 
     @property
     def name(self) -> str:

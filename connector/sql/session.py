@@ -81,7 +81,17 @@ class Engines:
 
 @dataclass(frozen=True)
 class TableSummary:
-    """A summary of the rows to read for one reference to a table."""
+    """The files and columns that a reference to a table reads.
+
+    Attributes:
+        name: The name of the table, with its schema.
+        files: The number of files that are read.
+        considered_files: The number of files of the table before pruning. At least `files`.
+        bytes: The size of the files that are read.
+        columns: The number of columns that are read.
+        joins: The columns by which joins with other tables pruned files, each with the number of keys of the other
+            table. The number is None if an index on attributes of the other table pruned the files.
+    """
 
     name: tuple[str, ...]
     files: int
@@ -293,7 +303,8 @@ class SqlSession:
             self._fresh_client, query.tables, prepared_query.tables, prepared_query.scans, is_counted=is_counted
         )
         planned_reads, cube = plan_cube(self._fresh_client, query, prepared_query.cube, planner, self._computed_groups)
-        # All requests end before the check, because it may forbid this process to open files such as certificates.
+        # The function may restrict this process to the files of the tables. Then the process can no longer open other
+        # files such as certificates, so all requests are sent before.
         self._check_tables([table_read.named.open_table for table_read in planned_reads])
         reads = tuple(planned_reads)
         read_bytes = sum(table_read.bytes for table_read in reads)
@@ -371,7 +382,8 @@ class SqlSession:
     @property
     def _sandbox(self) -> duckdb.DuckDBPyConnection:
         """The connection to a DuckDB database that cannot open files. It is opened at its first use."""
-        # The connection is opened after the call of `check_tables`, which may confine threads that are started later.
+        # `check_tables` may restrict only the threads that start after its call. Opening the connection starts DuckDB's
+        # threads, so it is opened after that call.
         if self._sandbox_connection is None:
             self._sandbox_connection = open_connection(self._limits)
         return self._sandbox_connection
@@ -394,6 +406,7 @@ class SqlSession:
                     ]
             rows = execute(con, query.text, [name for name, _ in query.columns], streams)
         except DuckDBFailed:
+            # The database can no longer be used, so nothing is unregistered from it. The next query opens a database.
             self._sandbox_connection = None
             raise
         except BaseException:

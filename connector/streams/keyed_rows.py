@@ -119,7 +119,8 @@ class KeyedRows:
         hashes: The hashes of these keys, for the last set of key columns.
         files: The files.
         located: A version of the table, and the rows in its files that have one of the keys.
-        replaced: A cache of the results of `find_replaced`, by the later part. An entry ends with the part.
+        replaced: A cache of the results of `find_replaced`, by the later part. An entry is dropped when Python frees
+            the later part.
     """
 
     keys: tuple[BatchKeys, ...]
@@ -171,10 +172,10 @@ def read_key_columns(fields: Sequence[Field], rows: pa.RecordBatch | pa.Table, s
     return arrays
 
 
-def _read_earlier_columns(fields: Sequence[Field], rows: UnpackedRows) -> list[pa.Array]:
-    """Return key columns like `read_key_columns`, but with null for each value that does not fit the type.
+def _read_columns_of_earlier_rows(fields: Sequence[Field], rows: UnpackedRows) -> list[pa.Array]:
+    """Return key columns of earlier rows, with null for each value that does not fit the type of the later keys.
 
-    No row with a key of this type can have such a value.
+    Later rows cannot have such a value in their keys, so they replace no row with this value.
     """
     try:
         return read_key_columns(fields, rows.rows, rows.schema)
@@ -292,7 +293,9 @@ def select_rows(groups: Sequence[Sequence[UnpackedRows]], metadata: TableMetadat
             distinct = BatchKeys(fields, [column.take(latest_rows) for column in keyed_columns])
             hashes = all_hashes.take(latest)
             if start:
-                earlier = _concatenate(_read_earlier_columns(fields, unpacked) for unpacked in rows[:rows_before])
+                earlier = _concatenate(
+                    _read_columns_of_earlier_rows(fields, unpacked) for unpacked in rows[:rows_before]
+                )
                 stays[:start] &= ~((distinct.match(earlier) >= 0) & are_complete(earlier))
             keys.append(distinct)
         start, rows_before = end, rows_before + len(group)
@@ -363,14 +366,17 @@ def _rank_type(kind: str) -> int:
 def encode_deletes(
     parts: Sequence[KeyedRows], metadata: TableMetadata, stored_rows: StoredRowsPort, folder: str | None
 ) -> EncodedRowDeletes:
-    """Return the deletes of the rows that keyed rows replace in the current snapshot and in files of earlier parts.
+    """Return delete files for the rows that new rows with the same keys replace.
+
+    The replaced rows are in the current snapshot, and in the files of earlier parts.
 
     Args:
-        parts: The keyed rows, in order. The rows of a part replace the rows of earlier parts.
+        parts: The new rows, in order. The rows of a part replace the rows of earlier parts.
         metadata: The table's metadata.
-        stored_rows: The port that finds rows in the current snapshot.
-        folder: The folder of the files of rows that are not yet committed, which only readers of the stream use. None
-            means that a commit uses the deletes. The commit also removes data files without remaining rows.
+        stored_rows: The interface of the server that finds rows in the current snapshot.
+        folder: None if the deletes are for a commit. The commit also removes data files without remaining rows.
+            Otherwise, the deletes are for readers of the stream, before the commit, and this is the folder of the
+            files that only these readers use.
 
     Raises:
         Unwritable: The table does not support deletes.
@@ -380,7 +386,10 @@ def encode_deletes(
     storage = ServedStorage({}, "", stored_rows, server.sizes_bytes)
     # The server's plans and lookups are of one table, so its name is not used.
     source_table = OpenTable("db.t", metadata, metadata.current_schema, metadata.current_snapshot_id, storage, ())
-    deleted_rows = [*_delete_stored(parts, source_table, server, is_commit=folder is None), *_delete_fresh(parts)]
+    deleted_rows = [
+        *_find_replaced_in_stored_files(parts, source_table, server, removes_empty_files=folder is None),
+        *_find_replaced_in_new_files(parts),
+    ]
     target = replace(create_target(metadata, memory := MemoryStorage()), indexes=())
     if folder is not None and len(deleted_rows) <= _FILES_BY_FILE_MAX:
         target = replace(target, properties={**target.properties, GRANULARITY: BY_FILE})
@@ -397,9 +406,10 @@ def encode_deletes(
 
 
 def _encode_scope(keys: Iterable[BatchKeys], source_table: OpenTable) -> bytes:
-    """Return the filter of the rows that a commit of these keys has read, as JSON, or b"" without keys.
+    """Return a filter that is true for every row with one of the keys, as JSON, or b"" without keys.
 
-    With `add_nan`, `>` and `>=` on floats also match NaN, because a row with NaN may have one of the keys.
+    It describes the rows that a commit with these keys has read. With `add_nan`, `>` and `>=` on floats also match NaN,
+    because a row with NaN may have one of the keys.
     """
     scopes = [_find_scope(batch_keys, source_table) for batch_keys in keys if batch_keys.count]
     return msgspec.json.encode(encode_expression(add_nan(join_by_or(*scopes)))) if scopes else b""
@@ -417,15 +427,19 @@ def _replace_folder(path: str, folder: str) -> str:
     return f"{folder}/{path.rpartition('/')[2]}"
 
 
-def _delete_stored(
-    parts: Iterable[KeyedRows], source_table: OpenTable, server: ServerFiles, *, is_commit: bool
+def _find_replaced_in_stored_files(
+    parts: Iterable[KeyedRows], source_table: OpenTable, server: ServerFiles, *, removes_empty_files: bool
 ) -> list[DeletedRows]:
-    """Return the rows in the table's files that have one of the keys.
+    """Return the rows in the table's files that have one of the keys of the new rows.
 
-    The rows of a part are located once for each version of the table, and then taken from `part.located`.
+    The rows for a part (consecutive new rows) are located once for each version of the table, and then taken from
+    `part.located`.
 
     Args:
-        is_commit: Whether a data file without remaining rows is removed.
+        parts: The new rows.
+        source_table: The table at its current snapshot.
+        server: The interface for plans and lookups.
+        removes_empty_files: Whether the deletes may remove a data file without remaining rows.
     """
     by_path: dict[str, tuple[MatchedRows, list[Longs]]] = {}
     metadata = source_table.metadata
@@ -448,7 +462,7 @@ def _delete_stored(
             rows.task.file.get("partition") or (),
             union_positions(*positions),
             rows.task.deletes,
-            rows.task.records if is_commit else None,
+            rows.task.records if removes_empty_files else None,
         )
         for path, (rows, positions) in by_path.items()
     ]
@@ -530,7 +544,7 @@ def _locate_by_file(server: ServerFiles, source_table: OpenTable, keys: BatchKey
     row of the file.
     """
     readers = [
-        (replace(source_table, schema=schema), _select_fitting(keys, schema))
+        (replace(source_table, schema=schema), _keep_representable_keys(keys, schema))
         for schema in _list_key_schemas(keys, source_table.metadata)
     ]
     matched_files = []
@@ -559,8 +573,11 @@ def _list_key_schemas(keys: BatchKeys, metadata: TableMetadata) -> list[Schema]:
     ]
 
 
-def _select_fitting(keys: BatchKeys, schema: Schema) -> BatchKeys:
-    """Return the keys that the types of a schema can represent. Plans have no filter for these keys."""
+def _keep_representable_keys(keys: BatchKeys, schema: Schema) -> BatchKeys:
+    """Return the keys that the types of a schema can represent.
+
+    The schema has a key column that the current schema does not have, so plans cannot filter by these keys.
+    """
     by_id = {field.id: msgspec.structs.replace(field, required=False) for field in schema.fields}
     fields = [by_id[field.id] for field in keys.fields]
     columns = [_cast_fitting(column, field) for column, field in zip(keys.columns, fields, strict=True)]
@@ -568,8 +585,8 @@ def _select_fitting(keys: BatchKeys, schema: Schema) -> BatchKeys:
     return _DroppedKeys(fields, [column.filter(is_complete) for column in columns])
 
 
-def _delete_fresh(parts: Sequence[KeyedRows]) -> list[DeletedRows]:
-    """Return the rows in the files of the parts, which are not yet committed, that a later part replaces."""
+def _find_replaced_in_new_files(parts: Sequence[KeyedRows]) -> list[DeletedRows]:
+    """Return the rows that a later part replaces, in the files of earlier parts. These files are not yet committed."""
     deleted_rows = []
     for number, part in enumerate(parts[:-1]):
         by_part = [part.find_replaced(later) for later in parts[number + 1 :]]

@@ -47,8 +47,10 @@ class LookupTable:
         self._rows_max = rows_max
         self._rows: dict[Any, dict[str, Any]] = {}
         self._error: Exception | None = None
-        self._failures = self._restarts = 0
-        """The number of failures since the table was last read completely."""
+        self._failures = 0
+        """The number of temporary errors since the table was last read completely."""
+        self._restarts = 0
+        """The number of restarts after removed rows since the table was last read completely."""
         self._closed = threading.Event()
         self._loaded = threading.Event()
         self._thread = threading.Thread(target=self._run, name="seamark-lookup", daemon=True)
@@ -109,7 +111,7 @@ class LookupTable:
     def _run(self) -> None:
         """Follow the changes of the table until the copy is closed or fails.
 
-        A refused request ends the copy, because its repetition would also be refused. After an error that may pass, the
+        A refused request ends the copy, because its repetition would also be refused. After a temporary error, the
         table is read again.
         """
         while not self._closed.is_set():

@@ -29,7 +29,7 @@ SCHEMA_ID = b"seamark.schema-id"
 """The key in the Arrow schema's metadata for the id of the table's schema to which the rows conform."""
 _KEY_IDS = b"seamark.key-ids"
 """The key in the Arrow schema's metadata for the ids of the key columns, if the table has a key."""
-_PACKED_MS = b"seamark.packed-ms"
+_LAST_UPDATED_MS = b"seamark.packed-ms"
 """The key in the Arrow schema's metadata for `last_updated_ms` of the table's metadata. Older payloads lack it."""
 _IPC_OPTIONS = pa.ipc.IpcWriteOptions()
 """The default options. Without this object, each stream reads the environment, which costs as much as ten rows."""
@@ -101,10 +101,18 @@ class UnpackedRows(NamedTuple):
 
 
 def pack_rows(rows: pa.RecordBatch, metadata: TableMetadata, key: Sequence[str]) -> bytes:
-    """Return rows that have the table's current schema as a payload."""
+    """Return rows as a payload of the stream's log: an Arrow IPC stream with one batch.
+
+    The metadata of its schema identifies the table's schema, its key columns, and the time of the table's metadata.
+
+    Args:
+        rows: The rows, in the table's current schema.
+        metadata: The metadata of the table.
+        key: The names of the key columns. Empty for a table without a key.
+    """
     schema_metadata = {
         SCHEMA_ID: str(metadata.current_schema_id).encode(),
-        _PACKED_MS: str(metadata.last_updated_ms).encode(),
+        _LAST_UPDATED_MS: str(metadata.last_updated_ms).encode(),
     }
     if key:
         ids = {field.name: field.id for field in metadata.current_schema.fields}
@@ -177,20 +185,26 @@ def read_schema_id(payload: bytes) -> int:
 
 
 def list_keys(rows: Sequence[PackedSlice], metadata: TableMetadata) -> frozenset[RowKey]:
-    """Return the sets of key columns by which the rows replace earlier rows."""
+    """Return each set of key columns by which some of the rows replace earlier rows.
+
+    The server calls this function with the table's metadata, but only the headers of the payloads are read.
+    """
     return frozenset(_read_header(packed_slice.payload).key for packed_slice in rows)
 
 
 def group_by_key(rows: Sequence[UnpackedRows], current: RowKey) -> list[list[UnpackedRows]]:
     """Group rows by their key columns, in the order in which the table had these key columns.
 
-    The rows of a group stay in their order. An append may read the table's metadata before the key columns change, and
-    be acknowledged after the change. Its rows are in the group before the change, because the append began earlier.
+    The groups are in the order of the time of the table metadata for which their rows were packed. Successive times
+    with the same key columns form one group. The rows of a group stay in their order. An append may read the table's
+    metadata before the key columns change, and be acknowledged after the change. Its rows have the time of the earlier
+    metadata, so they are in an earlier group.
 
     Args:
         rows: The rows. Those of each shard are in the order of the log. Rows with the same key columns that replace
             each other are in one shard.
-        current: The current key columns of the table, whose group follows other groups with the same time.
+        current: The current key columns of the table. If two sets of key columns have the same time, the group with
+            the current key columns is last.
     """
     if len({unpacked.key for unpacked in rows}) <= 1:
         return [list(rows)] if rows else []
@@ -254,7 +268,7 @@ def _parse_header(schema: pa.Schema) -> PackedHeader:
     types = {(field.metadata or {}).get(FIELD_ID): field.type for field in schema}
     ids = [text for text in texts.get(_KEY_IDS, b"").split(b",") if text]
     key = tuple((int(text), get_family(_name_key_type(types[text]))) for text in ids)
-    return PackedHeader(int(texts[SCHEMA_ID]), key, int(texts.get(_PACKED_MS, b"0")))
+    return PackedHeader(int(texts[SCHEMA_ID]), key, int(texts.get(_LAST_UPDATED_MS, b"0")))
 
 
 def _name_key_type(kind: pa.DataType) -> str:

@@ -80,7 +80,14 @@ class StreamReads:
     """Requests the rows of one table after a position. Instances can be pickled."""
 
     def __init__(self, client: SeamarkClient, table: Name, *, changes: bool, skip_changes: bool) -> None:
-        """Create a reader with arguments of `read_stream`."""
+        """Create a reader of a table.
+
+        Args:
+            client: The client.
+            table: The table.
+            changes: Whether the rows have a column with the kind of change (insert, update or delete).
+            skip_changes: Whether snapshots that have removed or replaced rows are skipped instead of causing an error.
+        """
         self.client, self.table, self.changes = client, table, changes
         self._query = {"changes": _format_flag(changes), "skip-changes": _format_flag(skip_changes)}
 
@@ -89,24 +96,28 @@ class StreamReads:
         answer = self.client._request_json("GET", f"{make_table_path(self.table)}/stream/position", {"at": at})
         return str(answer["position"])
 
-    def begin(self, from_: str | int | datetime) -> str:
-        """Return the position at a start that `read_stream` accepts. It must not be within the files of a snapshot.
+    def find_start(self, from_: str | int | datetime) -> str:
+        """Return the server's position for a start.
+
+        Args:
+            from_: A start as for `read_stream`, except a position within the files of a snapshot.
 
         Raises:
-            InvalidRequest: The position is within the files of a snapshot.
+            InvalidRequest: The start is a position within the files of a snapshot, which the server cannot continue.
         """
-        position, progress = _begin(self, from_)
+        position, progress = _parse_start(self, from_)
         if progress is not None:
             raise InvalidRequest("The position is within the files of a snapshot; only read_stream can continue there")
         return position
 
-    def step(
+    def read_step(
         self, after: str, *, until: str | None = None, wait_s: float = 0.0, limit_bytes: int = _LIMIT_BYTES
     ) -> StreamStep:
-        """Return the files or rows after a position.
+        """Request the files or rows after a position.
 
         Args:
-            after: The position of the server, without progress within files.
+            after: A position that the server has returned. The positions of batches within files are not accepted,
+                because they also contain the progress of the reader within these files.
             until: The position at which the read ends, or None.
             wait_s: The maximum time in seconds for which the server waits for rows.
             limit_bytes: The maximum number of bytes of rows. With 0, only the position after the rows is returned.
@@ -179,11 +190,11 @@ def iterate(
         columns: The columns to read, or None for all.
         wait_s: The maximum time in seconds to wait for rows before each further None.
     """
-    position, progress = _begin(reads, from_)
+    position, progress = _parse_start(reads, from_)
     projection = _RowProjection(reads, columns)
     has_read_present_rows = False
     while True:
-        step = reads.step(position, wait_s=wait_s if has_read_present_rows else 0.0)
+        step = reads.read_step(position, wait_s=wait_s if has_read_present_rows else 0.0)
         if step.files is not None:
             # The last batch of the files has the server's position. Therefore a batch is yielded after the next batch
             # has been read.
@@ -218,8 +229,8 @@ class _Progress(NamedTuple):
         return f"{self.snapshot_id}{_PROGRESS}{quote(self.path, safe='')}{_PROGRESS}{self.rows}"
 
 
-def _begin(reads: StreamReads, from_: str | int | datetime) -> tuple[str, _Progress | None]:
-    """Return the server's position, and the progress within the files that follow this position.
+def _parse_start(reads: StreamReads, from_: str | int | datetime) -> tuple[str, _Progress | None]:
+    """Return the server's position for a start, and the progress within the files that follow this position.
 
     A position of a batch within files consists of the server's position and the three values of `_Progress`. Other
     starts have no progress.

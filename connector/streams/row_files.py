@@ -310,9 +310,10 @@ def _encode_batch(
 
 
 def _find_target(metadata: TableMetadata, schema: Schema) -> WriteTarget:
-    """Return the target for files with a schema, and with the newest partition spec whose columns the schema has.
+    """Return the target for files with a schema, and with a partition spec whose columns the schema has.
 
-    If there is no such spec, return the target for files with the current schema.
+    The default spec is preferred, and then the spec with the highest id. If no spec fits, return the target for files
+    with the current schema.
     """
     target = replace(create_target(metadata, MemoryStorage()), indexes=())
     if schema.id == metadata.current_schema_id:

@@ -35,7 +35,7 @@ class ServerFiles:
     """Plans scans and looks up keys of one snapshot like a `SeamarkClient`, but by calls inside the server.
 
     Args:
-        stored_rows: The port of the server.
+        stored_rows: The interface of the server for plans, lookups and files.
         files_max: The maximum number of data files of a plan, or None for no limit.
 
     Attributes:
@@ -53,7 +53,10 @@ class ServerFiles:
         yield page
 
     def add_sizes(self, files: Iterable[Mapping[str, Any]]) -> None:
-        """Record the sizes of files of an earlier plan, because the plan of located rows is not repeated."""
+        """Record the sizes of files of an earlier plan, so that they can be read.
+
+        `KeyedRows.located` keeps rows that were found by an earlier plan, and their files are not planned again.
+        """
         self.sizes_bytes |= {file["file-path"]: int(file["file-size-in-bytes"]) for file in files}
 
     def lookup(self, table: Name, keys: pa.Table, *, index: str, at: At) -> KeyAnswer:

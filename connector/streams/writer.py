@@ -60,7 +60,17 @@ class StreamTableWriter:
         buffer_bytes: int,
         timeout_s: float,
     ) -> None:
-        """Start the thread that sends requests. The arguments have the same meaning as in `stream_writer`."""
+        """Start the thread that sends requests.
+
+        Args:
+            client: The client.
+            table: The table.
+            producer: The name of this writer, by which the server recognizes repeated requests.
+            request_rows: The maximum number of rows of a request.
+            request_bytes: The maximum number of bytes of a request. A larger row is sent in a separate request.
+            buffer_bytes: The maximum memory of unsent rows. While it is full, `write` waits.
+            timeout_s: The time for which a request is repeated while the server is busy or unavailable.
+        """
         self._client = client
         self._table = table
         self._producer = producer
@@ -122,9 +132,10 @@ class StreamTableWriter:
                 raise StreamClosed(f"Rows were not acknowledged: {self._error}") from self._error
 
     def token(self) -> str:
-        """Wait until all rows are durable, and return a token for them, for example for `seamark.scan(…, after=token)`.
+        """Send all rows, wait until they are durable, and return a token for them.
 
-        A read with the token includes all rows that this writer has sent, even if a different server answers the read.
+        The token is passed to a read, for example `seamark.scan(…, after=token)`. The read then includes all rows that
+        this writer has sent, even if a different server answers the read.
         The token is empty if the writer has sent no rows.
 
         Raises:

@@ -130,17 +130,17 @@ class _JsonForm(NamedTuple):
 
 
 def _find_json_form(statement: CubeStatement, name: str, kind: pa.DataType) -> _JsonForm:
-    """Return the form of the values of a column of the groups.
+    """Return the form in which the values of a column of the groups are written as JSON.
 
     Raises:
-        NotFromCube: Values of the type have no form.
+        NotFromCube: Values of the type cannot be written as JSON.
     """
     if _is_uuid_column(statement, name):
         return _JsonForm(lambda value: str(UUID(bytes=value)))
     for matches, form in _JSON_FORMS:
         if matches(kind):
             return form
-    raise NotFromCube(f"values of type {kind} cannot be written in SQL")
+    raise NotFromCube(f"values of type {kind} cannot be written as JSON")
 
 
 def _make_length_error(statement: CubeStatement, characters_max: int) -> NotFromCube:

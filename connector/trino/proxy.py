@@ -30,7 +30,7 @@ from multidict import CIMultiDict
 from seamark.connector.client.names import check_url
 from seamark.connector.plans.async_client import Name, check_audience, open_seamark
 from seamark.connector.trino.protocol.accepted_logins import AcceptedLogins
-from seamark.connector.trino.protocol.access_rules import PlanInputs, RuleDecision, check_access
+from seamark.connector.trino.protocol.access_rules import PlanInputs, RuleDecision, decide_access
 from seamark.connector.trino.protocol.checked_rights import CheckedRights
 from seamark.connector.trino.protocol.column_reports import ColumnReports
 from seamark.connector.trino.protocol.coordinators import PROXY_PATH, Coordinator, Coordinators, UnknownCoordinator
@@ -58,7 +58,7 @@ from seamark.connector.trino.protocol.held_statements import (
 from seamark.connector.trino.protocol.metrics import ProxyMetrics
 from seamark.connector.trino.protocol.plan_withdrawal import PlanSnapshotRef
 from seamark.connector.trino.protocol.queued_statements import QueuedStatements
-from seamark.connector.trino.protocol.sessions import prepare
+from seamark.connector.trino.protocol.sessions import set_prepared_statement
 from seamark.connector.trino.protocol.statement_times import PlannedRead, StatementTimes
 from seamark.connector.trino.protocol.table_statements import PATH as TABLE_STATEMENTS
 from seamark.connector.trino.protocol.table_statements import (
@@ -94,7 +94,9 @@ _QUERY = re.compile(rb"\s*(?:select|with|values|table|\()", re.IGNORECASE)
 _log = structlog.get_logger("seamark.trino-proxy")
 
 _Outcome = tuple[web.StreamResponse, str]
-"""The response to a request and, for a statement, a summary of the changes in its text."""
+"""The response to a request and, for a statement, a summary of the changes in its text. "" for other requests."""
+_CLIENT_ERROR_DIGIT = 4
+"""The first digit of the status codes for errors of the client."""
 
 
 @dataclass(frozen=True)
@@ -234,7 +236,10 @@ class Proxy:
         return response, summary
 
     async def _route_to_coordinator(self, request: web.BaseRequest, content: ClientBody) -> _Outcome:
-        """Answer a request by its path: paths of the proxy itself, new statements, and all other paths of Trino.
+        """Answer a request by its path, and return the response and a summary for the log.
+
+        The path is a path of the proxy itself, a new statement, or another path of Trino. Requests without a statement
+        have an empty summary.
 
         A path of Trino with the prefix of a coordinator is sent to this coordinator. Any other new statement is sent to
         the next coordinator in turn.
@@ -254,7 +259,7 @@ class Proxy:
         if path == STATEMENTS and request.method == "POST":
             candidates = [coordinator] if coordinator else self._coordinators.round_robin()
             return await self._handle_statement(request, content, candidates, target)
-        if plans_to_renew := self._queued_statements.list_plans_to_renew(path):
+        if plans_to_renew := self._queued_statements.take_plans_to_renew(path):
             # The leases must be renewed before the request, because Trino may then resolve the plans.
             await self._rewriter.renew(plans_to_renew)
         if coordinator is None:
@@ -266,8 +271,8 @@ class Proxy:
         return response, ""
 
     def count_unreadable(self) -> None:
-        """Count a request that was refused because it is not valid HTTP."""
-        self._answer_counters[4].inc()
+        """Count a request that was refused because it is not valid HTTP, as a response with a status 4xx."""
+        self._answer_counters[_CLIENT_ERROR_DIGIT].inc()
 
     def _answer_own_path(self, request: web.BaseRequest, path: str) -> web.Response:
         """Answer a request for the health or the metrics of the proxy."""
@@ -337,9 +342,9 @@ class Proxy:
         headers = self._make_follow_up_headers(request, coordinator)
         send = partial(self._request, coordinator, headers)
         trust, rules = self._settings.limits.trust_time_zone, self._settings.rules
-        judge = partial(self._decide_pruning, coordinator, headers) if rules else None
+        decide_by_rules = partial(self._decide_pruning_and_report, coordinator, headers) if rules else None
         base = find_base_url(headers, coordinator)
-        answer = await self._tables.start(body, request.headers, send, judge, base, trust_time_zone=trust)
+        answer = await self._tables.start(body, request.headers, send, decide_by_rules, base, trust_time_zone=trust)
         if answer is None:
             return None
         self._counts.statements.labels("maintenance").inc()
@@ -401,8 +406,8 @@ class Proxy:
     ) -> web.StreamResponse:
         async with self._follow_statement(
             coordinator, self._make_follow_up_headers(request, coordinator), _QUEUE_S
-        ) as held_statement:
-            return _make_response(await held_statement.wait_for_queue(first, headers))
+        ) as followed_statement:
+            return _make_response(await followed_statement.wait_for_queue(first, headers))
 
     async def _run_rewritten(
         self,
@@ -413,7 +418,13 @@ class Proxy:
         rewrite: RewriteResult,
         begun_s: float,
     ) -> web.Response | Failure:
-        """Send a rewritten statement, and poll it until its plans can no longer make it fail."""
+        """Send a rewritten statement, and poll it until Trino has started to read files.
+
+        Until then, the statement may fail because of its plans.
+
+        Returns:
+            The response for the client, or the failure after which the original statement is sent.
+        """
         assert rewrite.statement is not None
         follow_headers = self._make_follow_up_headers(request, coordinator)
         if rewrite.rights_check and (refusal := await self._find_refusal(coordinator, follow_headers, rewrite)):
@@ -421,20 +432,25 @@ class Proxy:
         headers = follow_headers.copy()
         headers.extend((name, value) for name, value in request.headers.items() if name.lower() == "content-type")
         if rewrite.prepared is not None:
-            prepare(headers, rewrite.prepared, rewrite.statement)
+            set_prepared_statement(headers, rewrite.prepared, rewrite.statement)
         else:
             body = rewrite.statement.encode()
-        decide_pruning = partial(self._decide_pruning, coordinator, follow_headers, rewrite.used, plans=rewrite.plans)
-        judge = decide_pruning if self._settings.rules else None
-        async with self._follow_statement(coordinator, follow_headers, self._settings.hold_s, judge) as held_statement:
+        decide_pruning = partial(
+            self._decide_pruning_and_report, coordinator, follow_headers, rewrite.used, plans=rewrite.plans
+        )
+        # Without access rules in Trino, there is nothing to decide.
+        decide_by_rules = decide_pruning if self._settings.rules else None
+        async with self._follow_statement(
+            coordinator, follow_headers, self._settings.hold_s, decide_by_rules
+        ) as followed_statement:
             sent_s = time.monotonic()
             first = await self._forwarder.send("POST", coordinator, target, headers, body)
-            answer = await held_statement.wait_for_planning(
+            answer = await followed_statement.wait_for_planning(
                 first, make_response_headers(first, {PLAN_HEADER: _PLANNED})
             )
         if isinstance(answer, Failure):
-            if answer.is_running and held_statement.next_uri is not None:
-                self._start_cancellation(coordinator, follow_headers, held_statement.next_uri)
+            if answer.is_running and followed_statement.next_uri is not None:
+                self._start_cancellation(coordinator, follow_headers, followed_statement.next_uri)
             return answer
         is_analysed = answer.is_allowed or answer.decision is not RuleDecision.UNKNOWN
         if answer.next_uri is not None and not is_analysed:
@@ -445,7 +461,7 @@ class Proxy:
             next_uri = answer.next_uri
             page = None if next_uri is None else parse_target(next_uri, follow_headers.get("X-Forwarded-Prefix", ""))
             self._times.start(page, rewrite.reads, sent_s)
-        if answer.is_allowed and (judge is None or answer.decision is RuleDecision.NO_RULES):
+        if answer.is_allowed and (decide_by_rules is None or answer.decision is RuleDecision.NO_RULES):
             answer.headers[PLAN_HEADER] = rewrite.summary if self._settings.plan_header else _REWRITTEN
         return _make_response(answer)
 
@@ -466,15 +482,15 @@ class Proxy:
         try:
             async with asyncio.timeout(self._settings.hold_s):
                 query_id = await run_at_trino(rewrite.rights_check, partial(self._request, coordinator, headers))
-                decision = await self._decide_pruning(coordinator, headers, rewrite.used, query_id)
+                decision = await self._decide_pruning_and_report(coordinator, headers, rewrite.used, query_id)
         except NotAllowed as error:
             return Failure(str(error.error.get("errorName", DENIED)), str(error))
         if decision in (RuleDecision.NO_RULES, RuleDecision.NO_EFFECT):
-            self._rights.add(coordinator, headers, rewrite.rights_check)
+            self._rights.remember(coordinator, headers, rewrite.rights_check)
             return None
         return Failure(FORBIDDEN if decision is RuleDecision.FORBIDDEN else RULES_UNREAD, decision.value)
 
-    async def _decide_pruning(
+    async def _decide_pruning_and_report(
         self,
         coordinator: Coordinator,
         headers: CIMultiDict[str],
@@ -483,7 +499,7 @@ class Proxy:
         *,
         plans: Sequence[PlanSnapshotRef] = (),
     ) -> RuleDecision:
-        """Decide whether Trino's access rules allow pruning for a query.
+        """Decide whether Trino's access rules allow pruning for a query. If so, report the columns that it reads.
 
         Trino's description of the query, which is requested with the sender's identity, contains the rules.
 
@@ -503,7 +519,7 @@ class Proxy:
             if response.status != 200 or not is_complete:
                 response.close()
                 return RuleDecision.UNKNOWN
-        decision = check_access(body, inputs)
+        decision = decide_access(body, inputs)
         if decision in (RuleDecision.NO_RULES, RuleDecision.NO_EFFECT):
             self._reports.start(body, plans)
         return decision
@@ -532,20 +548,27 @@ class Proxy:
         coordinator: Coordinator,
         headers: CIMultiDict[str],
         hold_s: float,
-        judge: Callable[[str], Awaitable[RuleDecision]] | None = None,
+        decide_by_rules: Callable[[str], Awaitable[RuleDecision]] | None = None,
     ) -> AsyncIterator[FollowedStatement]:
         """Yield a `FollowedStatement`. If the client disconnects, cancel the statement.
 
         No client has the URI of the statement, so no client could read its rows or cancel it.
+
+        Args:
+            coordinator: The coordinator that runs the statement.
+            headers: The headers with the sender's identity.
+            hold_s: The maximum time in seconds for which the proxy polls the statement on behalf of the client.
+            decide_by_rules: A function that decides by the access rules about the query with an id, or None to check
+                no rules.
         """
-        held_statement = FollowedStatement(
-            partial(self._request, coordinator, headers, "GET"), hold_s=hold_s, judge=judge
+        followed_statement = FollowedStatement(
+            partial(self._request, coordinator, headers, "GET"), hold_s=hold_s, decide_by_rules=decide_by_rules
         )
         try:
-            yield held_statement
+            yield followed_statement
         except asyncio.CancelledError:
-            if held_statement.next_uri is not None:
-                self._start_cancellation(coordinator, headers, held_statement.next_uri)
+            if followed_statement.next_uri is not None:
+                self._start_cancellation(coordinator, headers, followed_statement.next_uri)
             raise
 
     def _start_cancellation(self, coordinator: Coordinator, headers: CIMultiDict[str], uri: str) -> None:

@@ -53,7 +53,11 @@ class RewriteResult(RewrittenStatement):
     breaker_key: int = 0
     """A hash of the sender, and of the tables and columns that the statement reads."""
     rights_check: str = ""
-    """A query without rows that must succeed before `statement` is sent, because the statement contains groups."""
+    """A query that Trino must accept before `statement` is sent, or "".
+
+    The text of `statement` then contains groups of a cube, and users can read the texts of their statements in Trino.
+    The query, which returns no rows, checks before that the sender may read the table and the columns.
+    """
     reads: Sequence[PlannedRead] = ()
     """The files and bytes of each table that `statement` reads, for the query history."""
     is_wasted: bool = False
@@ -88,7 +92,7 @@ def explain_cube_failure(error: NotFromCube | ClientError | TimeoutError) -> Cub
     return CubeSummary(None, 0, 0, f"the groups cannot be read: {type(error).__name__}")
 
 
-def add_cube(result: RewriteResult, cube: CubeSummary | None) -> RewriteResult:
+def add_no_cube_reason(result: RewriteResult, cube: CubeSummary | None) -> RewriteResult:
     """Add the reason why no cube is used to the summary of a result."""
     if cube is None:
         return result
@@ -108,6 +112,7 @@ def build_result(
 
     The plans of tables behind views are not inserted, because the text of a plan view already contains them.
     """
+    # `within` is the view whose text contains the scan. It is empty for scans in the statement itself.
     outer_views = {planned_scan: view for planned_scan, view in views.items() if not planned_scan.within}
     own_plans = {planned_scan: plan for planned_scan, plan in plans.items() if not planned_scan.within}
     replacements = [
@@ -127,11 +132,11 @@ def build_result(
             used_joins = find_used_joins(dimensions.get(planned_scan, ()), plan)
             joins += [f"{name}.{quote(columns, safe='+')}:{show_keys(keys)}" for columns, keys in used_joins]
     summary_parts += [f"joins={','.join(joins)}"] if joins else []
-    view_versions = ",".join(
+    view_names = ",".join(
         quote(".".join(planned_scan.table), safe=".")
         for planned_scan in sorted(outer_views, key=lambda view: view.scan.start)
     )
-    summary_parts += [f"views={view_versions}"] if view_versions else []
+    summary_parts += [f"views={view_names}"] if view_names else []
     summary = f"rewritten; scans={len(own_plans) + len(outer_views)}; files={_count_files(own_plans.values())}; "
     summary += "; ".join(summary_parts)
     plan_ids = {(planned_scan.table, int(plan.plan_snapshot_id or 0)) for planned_scan, plan in plans.items()}

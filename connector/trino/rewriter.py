@@ -67,7 +67,7 @@ from seamark.connector.trino.protocol.sessions import (
 )
 from seamark.connector.trino.rewrite_results import (
     RewriteResult,
-    add_cube,
+    add_no_cube_reason,
     build_cube_result,
     build_result,
     explain_cube_failure,
@@ -133,9 +133,9 @@ class _TextProperties:
         has_conditions: Whether the text has a word with which conditions begin, such as WHERE.
     """
 
-    lists: bool = False
+    reads_metadata_table: bool = False
     """Whether the statement may list the snapshots of a table."""
-    why: str = ""
+    unchanged_reason: str = ""
     """The reason why the statement is not rewritten, or "" if it has to be parsed."""
     needs_types: bool = False
     """Whether further conditions may be found if the types of columns are known."""
@@ -240,16 +240,17 @@ class Rewriter:
             text, properties = await self._reader.run(characters, search, begun_s + self._limits.budget_s)
         except TimeoutError:
             return RewriteResult(None, _READ_TOO_LATE)
-        if properties.why and not properties.lists:
-            return RewriteResult(None, properties.why)
+        if properties.unchanged_reason and not properties.reads_metadata_table:
+            return RewriteResult(None, properties.unchanged_reason)  # Such a statement needs no request to Seamark.
         if is_accepted is not None and not await is_accepted():
             return RewriteResult(None, "unchanged; Trino has not accepted the login")
-        if properties.lists:
+        if properties.reads_metadata_table:
             await self._withdraw_idle()
-        if properties.why:
-            return RewriteResult(None, properties.why)
+        if properties.unchanged_reason:
+            return RewriteResult(None, properties.unchanged_reason)
         begun_s = loop.time()
         key = (text, session.catalog, session.schema)
+        # For a short time after plans that kept too many files, the same statement is sent unchanged.
         if (until_s := self._useless_until_s.get(key)) is not None and begun_s < until_s:
             return RewriteResult(None, _KEPT_TOO_MANY_FILES, depends_on_data=True)
         result = await self._rewrite_and_load_views(text, session, properties, begun_s + self._limits.budget_s)
@@ -264,7 +265,7 @@ class Rewriter:
         """Withdraw unused plans, because the statement may list the snapshots of a table, which include plans."""
         try:
             async with asyncio.timeout(self._limits.budget_s):
-                await self._plan_withdrawal.flush()
+                await self._plan_withdrawal.withdraw_unused()
         except TimeoutError:
             _log.warning("plans were not withdrawn", error="Seamark was too slow")
 
@@ -303,13 +304,15 @@ class Rewriter:
         if (breaker := self._failing_breakers.get(rewrite.breaker_key)) is not None:
             breaker.record_success()
 
-    def report_failure(self, rewrite: RewriteResult, name: str, message: str) -> None:
+    def report_failure(self, rewrite: RewriteResult, error_name: str, message: str) -> None:
         """Report that a rewritten statement has failed, in Trino or because of Trino's access rules.
 
-        If the message contains the name of a plan or of a file of a plan, the plan has caused the failure.
+        Failures that the rewriting may have caused count against further rewriting of similar statements: access rules
+        forbid pruning, or the message contains the name of a plan or of a file of a plan. A denied permission counts
+        only if the statement reads plan views or groups of a cube instead of the tables of the original statement.
         """
-        is_hidden = rewrite.used.views or rewrite.used.aggregated
-        is_denied = name == FORBIDDEN or (name == DENIED and is_hidden)
+        has_replaced_sources = rewrite.used.views or rewrite.used.aggregated
+        is_denied = error_name == FORBIDDEN or (error_name == DENIED and has_replaced_sources)
         has_plan_id = any(str(plan_id) in message for _, plan_id in rewrite.plans)
         if is_denied or has_plan_id or PLAN_MARK in message or f"/{PLANS_FOLDER}/" in message:
             breaker = self._failing_breakers.get(rewrite.breaker_key) or Breaker()
@@ -383,9 +386,9 @@ class Rewriter:
         if isinstance(cube, RewriteResult):
             return cube
         if not properties.has_conditions:
-            return add_cube(RewriteResult(None, _NO_CONDITION), cube)
+            return add_no_cube_reason(RewriteResult(None, _NO_CONDITION), cube)
         sources = _Sources(statement, known_tables, scans_by_number, tables, expanded_views)
-        return add_cube(await self._rewrite_over_plans(text, session, sources, requests, until_s), cube)
+        return add_no_cube_reason(await self._rewrite_over_plans(text, session, sources, requests, until_s), cube)
 
     async def _rewrite_over_cube(
         self,
@@ -418,6 +421,7 @@ class Rewriter:
                     for number, scan_and_table in enumerate(zip(scans, tables, strict=True))
                     if number != cube_position
                 ]
+                # Access rules depend on the sender, the table and its columns, so these failures are counted together.
                 breaker_key = hash((session.sender_hash, planned_scan.table, statement.columns))
                 breaker = self._failing_breakers.get(breaker_key)
                 if breaker is not None and not breaker.allow_request():
@@ -426,8 +430,9 @@ class Rewriter:
                     self._client, self._reader, text, planned_scan, statement, table, dimensions, until_s
                 )
                 result = replace(build_cube_result(planned_scan, cube), breaker_key=breaker_key)
-                for plan in result.plans:
+                for plan in result.plans:  # Unused plans are withdrawn later.
                     self._plan_withdrawal.note(plan, requested_s)
+                # Until Trino has analysed the statement, its plans must not be withdrawn.
                 await self._plan_withdrawal.take(result.plans)
         except CUBE_FAILURES as error:
             return explain_cube_failure(error)
@@ -472,6 +477,7 @@ class Rewriter:
         if not plans:
             refusal = requests.refusal_reason
             reason = f"unchanged; {refusal or _KEEPS_TOO_MANY_FILES}"
+            # Without a refusal, all plans kept too many files, so repeats of the statement are unchanged for a while.
             return RewriteResult(None, reason, depends_on_data=True, is_wasted=not refusal)
         try:
             write = partial(build_result, text, sources.reading, planned_scans, plans, dimensions, plan_views)
@@ -493,22 +499,22 @@ class Rewriter:
         A search of the text takes much less time than parsing, and most other statements need not be parsed.
         """
         if is_hinted_off(statement):
-            return StatementText(statement), _TextProperties(why=_SWITCHED_OFF)
+            return StatementText(statement), _TextProperties(unchanged_reason=_SWITCHED_OFF)
         text = self._write_text(statement, session)
-        lists = _METADATA_TABLE.search(text.text) is not None
+        reads_metadata_table = _METADATA_TABLE.search(text.text) is not None
         aggregates = self._limits.cubes != OFF and _AGGREGATE_WORDS.search(text.text) is not None
         has_conditions = _PREDICATE_WORDS.search(text.text) is not None
         if not has_conditions and not aggregates:
-            return text, _TextProperties(lists=lists, why=_NO_CONDITION)
+            return text, _TextProperties(reads_metadata_table, _NO_CONDITION)
         if session.catalog not in self._catalogs and not self._catalog_pattern.search(text.text):
             # The statement is not parsed.
             return text, _TextProperties(
-                lists=lists, why="unchanged; the statement reads no table of the configured catalogs"
+                reads_metadata_table, "unchanged; the statement reads no table of the configured catalogs"
             )
         needs_types = _NEEDS_COLUMN_TYPES.search(text.text) or (not text.utc and _TIME_WORDS.search(text.text))
         explains = bool(_EXPLAIN.match(text.text))
         return text, _TextProperties(
-            lists,
+            reads_metadata_table,
             needs_types=bool(needs_types),
             explains=explains,
             aggregates=aggregates and not explains,

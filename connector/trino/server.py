@@ -19,9 +19,9 @@ from aiohttp import web
 from seamark.connector.trino.protocol.forwarder import HEADER_BYTES_MAX, HEADERS_MAX, make_error_response
 from seamark.connector.trino.proxy import Proxy, ProxySettings, open_proxy
 from seamark.formats.runtime.connections import (
-    Answers,
     ConnectionLimits,
     Connections,
+    DirectAnswers,
     compute_connections_max,
     raise_descriptor_limit,
 )
@@ -100,7 +100,7 @@ async def serve_proxy(
         max_field_size=min(HEADER_BYTES_MAX, settings.header_bytes),
         max_headers=HEADERS_MAX,
     )
-    answers = Answers(lambda status, _, message: make_error_response(status, message), proxy.count_unreadable)
+    answers = DirectAnswers(lambda status, _, message: make_error_response(status, message), proxy.count_unreadable)
     server = Connections(inner, make_connection_limits(settings), answers, tls)
     runner = web.ServerRunner(server, handle_signals=False)
     await runner.setup()

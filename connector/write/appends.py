@@ -218,15 +218,23 @@ def commit(client: SeamarkClient, table: Name, body: dict[str, Any], discard: Ca
 
     - The server refused the change, no earlier request for it has an unknown outcome, and the reason is not that a
       snapshot already contains one of the files.
-    - A different write has committed the producer's number. The UUID in the snapshot's summary distinguishes this case
-      from a repeat of this change after a lost response.
+    - Another write has committed the same sequence number of the producer (the writer's name), so the server has added
+      nothing. The UUID in the snapshot's summary distinguishes this case from a repeat of this change after a lost
+      response.
+
+    Args:
+        client: The client.
+        table: The table.
+        body: The change.
+        discard: A function that deletes the written files.
     """
     write_id = str(uuid.uuid4())
     body = {**body, "summary": {**body.get("summary", {}), WRITE_ID: write_id}}
     try:
         answer = CommitClient(client).commit(table, body)
     except Refused as error:
-        if not error.left_open and error.kind != _FILE_ALREADY_LIVE:
+        # An earlier request may have succeeded, but its response was lost.
+        if not error.has_unknown_earlier_outcome and error.kind != _FILE_ALREADY_LIVE:
             discard()
         raise
     if answer["duplicate"] and (answer["summary"] or {}).get(WRITE_ID, write_id) != write_id:

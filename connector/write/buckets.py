@@ -194,10 +194,18 @@ def _compute_sizes(
 
 
 def _find_buckets(field: PartitionField, count: int, spec: PartitionSpec, partition: _PartitionTotals) -> slice | None:
-    """Return the field's buckets that may contain rows of the partition, or None if the key is null.
+    """Return the buckets of a field of the current spec that may contain rows of a partition of `spec`.
+
+    Return None if the partition has the rows whose bucketed column is null. They are in no bucket.
 
     A bucket number is a hash modulo the number of buckets. If the partition has the bucket v of n buckets, the hashes
     of its rows equal v modulo gcd(n, count). Each bucket with this remainder may contain its rows.
+
+    Args:
+        field: The bucket field.
+        count: The number of buckets of `field`.
+        spec: The partition spec of the partition, which may be older.
+        partition: The partition.
     """
     candidates = [candidate for candidate in list_bucket_fields(spec) if candidate.sources == field.sources]
     if not candidates:
@@ -269,7 +277,7 @@ def resize(client: SeamarkClient, table: Name, *, buckets: int, column: str | No
             return ResizeResult(column_name, old_buckets, buckets, metadata.default_spec_id)
         _check_doubling(old_buckets, buckets, column_name)
         try:
-            spec_id = _update(client, table, metadata, _resize_fields(metadata, field, buckets))
+            spec_id = _commit_spec(client, table, metadata, _resize_fields(metadata, field, buckets))
         except Conflict:
             if attempt == _ATTEMPTS_MAX:
                 raise
@@ -365,7 +373,7 @@ def _propose_names(column: str, transform: str) -> Iterator[str]:
         number += 1
 
 
-def _update(client: SeamarkClient, table: Name, metadata: TableMetadata, fields: Sequence[PartitionField]) -> int:
+def _commit_spec(client: SeamarkClient, table: Name, metadata: TableMetadata, fields: Sequence[PartitionField]) -> int:
     """Commit the new spec with the REST operation `updateTable`, and return its id.
 
     The commit requires that the specs are unchanged. It does not require that the snapshots are unchanged.

@@ -91,7 +91,8 @@ def read_joined_tables(
 ) -> dict[str, JoinedRows]:
     """Read the columns of joined tables that `by` and the join conditions need, from the current snapshots.
 
-    If the joined tables change later, the files stay correct, but are clustered by old values.
+    If the joined tables change later, the clustered files contain the same rows, but are sorted by the old values of
+    the joined tables.
 
     Raises:
         InvalidRequest: A table has more than `rows_max` rows.
@@ -155,6 +156,8 @@ class Attributes:
         """Resolve the attributes.
 
         Args:
+            by: The names of the attributes: columns, or `name.column` for a column of a joined table.
+            joins: The rows of the joined tables, by name.
             schema: The schema of the clustered rows.
 
         Raises:
@@ -166,19 +169,22 @@ class Attributes:
         self._lookups: dict[str, tuple[tuple[str, ...], KeyMatcher]] = {}
         """The referring columns of the clustered rows and the matcher of their keys, by joined table."""
         self._merged_names: dict[str, str] = {}
-        """The table to which the columns of a joined table were appended, by the name of the appended table."""
+        """The tables whose columns were appended to another table: the name of this other table, by their own name.
+
+        This happens if the clustered rows refer to the other table, and the other table refers to the appended table.
+        """
         for name, joined_rows in joins.items():
             self._add_join(name, joined_rows, schema)
         self.by = tuple(self._resolve_attribute(text, schema) for text in by)
+        """The attributes: pairs of the name of a joined table ("" for the clustered rows) and the name of a column."""
 
     @property
     def columns(self) -> list[str]:
         """The columns of the clustered rows that are needed to compute keys."""
-        own_columns = [column for name, column in self.by if name == ""]
-        used_names = {name for name, _ in self.by}
-        return list(
-            dict.fromkeys([*own_columns, *(column for name in used_names - {""} for column in self._lookups[name][0])])
-        )
+        own_columns = [column for table_name, column in self.by if table_name == ""]  # "": the clustered rows
+        joined_names = {table_name for table_name, _ in self.by} - {""}
+        key_columns = [column for table_name in joined_names for column in self._lookups[table_name][0]]
+        return list(dict.fromkeys([*own_columns, *key_columns]))
 
     def find_rows(self, name: str, batch: pa.RecordBatch | pa.Table) -> Longs:
         """Return the position of the row of a table that is joined with each row of the batch, as int64[rows].
@@ -372,9 +378,15 @@ class Clustering:
     def compute_keys(self, rows: pa.RecordBatch | pa.Table) -> npt.NDArray[np.uint8]:
         """Return the clustering keys, as uint8[rows, bytes]. They are compared as bytes.
 
-        If b of the first bits of the keys belong to an attribute's group, a query with a range of the attribute opens
-        about 2**-b of the files. The sum of these fractions over all attributes is smallest if a group of g attributes
-        has log2(g) bits more than a group with one attribute.
+        Attributes with correlated ranks form a group, and its first attribute represents the group. A key consists of:
+
+        - Leading bits of the ranks of these first attributes. A group of g attributes has log2(g) bits more here than a
+          group with one attribute.
+        - The position on the curve of the remaining bits of these ranks.
+        - The ranks of the other attributes.
+
+        If the first bits of the keys contain b bits of an attribute, a query with a range of the attribute opens about
+        2**-b of the files. The leading bits minimize the sum of these fractions over all attributes.
         """
         points = self.compute_points(rows)
         if len(self.groups) in (0, points.shape[1]):
@@ -388,7 +400,8 @@ class Clustering:
             leading_bits = (leading_bits << np.uint64(bits)) | (ranks >> np.uint64(RANK_BITS - bits))
             remaining_ranks[:, number] = (ranks << np.uint64(bits)) & np.uint64((1 << RANK_BITS) - 1)
         other_ranks = points[:, [ordinal for group in self.groups for ordinal in group[1:]]]
-        # More than 8 leading bits occur only with many groups of attributes. Their lowest 8 bits are then used.
+        # The leading bits are stored in one byte. More than 8 bits occur only with many groups of attributes, and only
+        # the lowest 8 bits are then stored.
         parts = [leading_bits.astype(np.uint8)[:, None], compute_curve_keys(remaining_ranks, RANK_BITS, self.curve)]
         return np.concatenate(
             [*parts, other_ranks.astype(">u2", order="C").view(np.uint8).reshape(len(points), -1)], axis=1
@@ -435,28 +448,33 @@ def generate_layer_name() -> str:
 
 
 def derive_layer_properties(properties: Mapping[str, str], sample: pa.Table, columns: Sequence[str]) -> dict[str, str]:
-    """Return the table properties with which the files of a layer are written.
+    """Return the table properties with which a clustering job writes its files.
 
-    The file size is unlimited, because files of a layer end after a number of rows. The bounds of `columns` are long
-    enough to distinguish files. By default, the bounds of a string have its first 16 characters. If all values begin
-    with the same 16 characters, as URLs do, these bounds would be equal in all files. The table's own settings for a
-    column take precedence. The same applies to a default of the table that stores no bounds.
+    The files that a job writes together are called a layer. The file size is unlimited, because files of a layer end
+    after a number of rows. The bounds of `columns` are long enough to distinguish files. By default, the bounds of a
+    string have its first 16 characters. If all values begin with the same 16 characters, as URLs do, these bounds would
+    be equal in all files. The table's own settings for a column take precedence. The same applies to a default of the
+    table that stores no bounds.
 
     Args:
         sample: Some rows of the layer.
     """
-    layer = {**properties, TARGET_FILE_BYTES: str(_FILE_BYTES_MAX)}
+    layer_properties = {**properties, TARGET_FILE_BYTES: str(_FILE_BYTES_MAX)}
     default = properties.get(DEFAULT_MODE, "truncate").strip().lower()
     for name in columns if default.startswith("truncate") else ():
         if pa.types.is_string(sample[name].type) and f"{COLUMN_MODE}{name}" not in properties:
             length = _measure_distinct_length(sample[name])
             if length > _BOUND_CHARACTERS:
-                layer[f"{COLUMN_MODE}{name}"] = f"truncate({length})"
-    return layer
+                layer_properties[f"{COLUMN_MODE}{name}"] = f"truncate({length})"
+    return layer_properties
 
 
 def _measure_distinct_length(column: pa.ChunkedArray) -> int:
-    """Return the length of bounds, in characters, that distinguishes most of `_QUANTILES` quantiles of the column."""
+    """Return the length of bounds, in characters, that distinguishes most of `_QUANTILES` quantiles of the column.
+
+    If neighboring quantiles share at least as many characters as a bound has by default, the bounds have the default
+    number of characters after the shared prefix.
+    """
     values = sorted(set(column.drop_null().to_pylist()))
     quantiles = values[:: max(1, len(values) // _QUANTILES)]
     shared = max((_measure_common_prefix(*pair) for pair in pairwise(quantiles)), default=0)

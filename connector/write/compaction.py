@@ -37,7 +37,7 @@ from seamark.connector.parquet.metrics import find_float_columns
 from seamark.connector.read.lineage import NAMES, has_lineage
 from seamark.connector.read.read_ahead import read_tasks
 from seamark.connector.read.read_plan import BATCH_ROWS, plan_read
-from seamark.connector.read.settled_files import now_ms, settle
+from seamark.connector.read.settled_files import now_ms, select_settled_tasks
 from seamark.connector.read.tables import OpenTable, ScanTask, plan
 from seamark.connector.write.copies import CopyCounts, CopyPolicy, CopyWriter
 from seamark.connector.write.replacements import (
@@ -98,12 +98,12 @@ class CompactionPolicy:
 
     Attributes:
         min_files: The minimum number of small files in a partition that are merged.
-        small: A file is small if its size is less than this fraction of `target_bytes`.
+        small_file_fraction: A file is small if its size is less than this fraction of `target_bytes`.
     """
 
     target_bytes: int = TARGET_FILE_BYTES_DEFAULT
     min_files: int = MIN_FILES_DEFAULT
-    small: float = SMALL_FILE_MAX_FRACTION
+    small_file_fraction: float = SMALL_FILE_MAX_FRACTION
 
     @staticmethod
     def from_metadata(metadata: TableMetadata, inherited_properties: Mapping[str, str]) -> CompactionPolicy:
@@ -155,7 +155,7 @@ def compact(
     recheck_after_s = 0.0
     if settled:
         choose = partial(_select_all, policy=policy)
-        candidates, recheck_after_s = settle(source_table, candidates, choose, now_ms() - began_ms)
+        candidates, recheck_after_s = select_settled_tasks(source_table, candidates, choose, now_ms() - began_ms)
     task_batches = divide_tasks(_select_all(candidates, policy), BATCH_BYTES, BATCH_FILES)
     batches = ((batch, partial(_rewrite, source_table, batch)) for batch in task_batches)
     return replace_batches(
@@ -219,7 +219,7 @@ def _select_in_partition(
     small_tasks = [
         task
         for task in members
-        if task.size_bytes < policy.small * policy.target_bytes and task.path not in chosen_paths
+        if task.size_bytes < policy.small_file_fraction * policy.target_bytes and task.path not in chosen_paths
     ]
     for tier in _divide_into_tiers(small_tasks):
         if len(tier) >= policy.min_files:
@@ -324,7 +324,7 @@ def rewrite_rows(
                 batch, origins
             )
             parts.append(copied_files)
-        parts.append(_encode(source_table, target, to_encode, first_origins, origins))
+        parts.append(_rewrite_rows(source_table, target, to_encode, first_origins, origins))
     written_files = WrittenFiles.join(parts).limit_indexes(target.storage)
     return RewrittenFiles(source_table, target, batch, written_files, origins, counts)
 
@@ -356,7 +356,7 @@ class _PartitionCopier:
         with CopyWriter(self.table, self.target, self.policy, origins, self.keys) as writer:
             groups, not_copied = list[_Group](), list[ScanTask]()
             for tasks in group_by_partition(batch):
-                partition = writer.find_partition(tasks)
+                partition = writer.find_copyable_partition(tasks)
                 if partition is None:
                     not_copied += tasks
                 elif self.keys is None:
@@ -413,25 +413,33 @@ class _PartitionCopier:
     def _copy_separately(
         self, target: WriteTarget, tasks: Sequence[ScanTask], partition: Partition
     ) -> tuple[OriginLog, WrittenFiles, CopyCounts]:
-        """Copy a partition with its own writer, which deletes its files if an error occurs."""
+        """Copy a partition with its own writer, which deletes its files if an error occurs.
+
+        The returned log has the origin of each new row: its number among the rows of all old files.
+        """
         log = OriginLog()
         with CopyWriter(self.table, target, self.policy, log) as writer:
             writer.write([(task, self.first_origins[task.path]) for task in tasks], partition)
             return log, writer.close(), writer.counts
 
 
-def _encode(
+def _rewrite_rows(
     source_table: OpenTable,
     target: WriteTarget,
     tasks: Sequence[ScanTask],
     first_origins: Mapping[str, int],
     origins: OriginLog,
 ) -> WrittenFiles:
-    """Read the live rows of these files, and encode them in new files.
+    """Read the live rows of these files, and write them to new files.
+
+    The origin of a new row is the number of the old row among the rows of all old files.
 
     Args:
-        first_origins: The number of the first row of each file among the rows of all files, by path.
-        origins: The log to which the number of the old row of each new row is added.
+        source_table: The table at the snapshot that is compacted.
+        target: The target of the new files.
+        tasks: The files.
+        first_origins: The origin of the first row of each file, by path.
+        origins: The log to which the origins of the new rows are added.
     """
     names = [field.name for field in source_table.schema.fields]
     names += NAMES if has_lineage_columns(target) else ()
@@ -450,7 +458,7 @@ def _encode(
             if keeps_spec:
                 writer.close_files()
         written_files = writer.close()
-    return written_files.check_rows(rows, target.storage)
+    return written_files.discard_unless_complete(rows, target.storage)
 
 
 def _replace_positions_by_origins(
@@ -458,7 +466,9 @@ def _replace_positions_by_origins(
 ) -> Iterator[tuple[pa.RecordBatch, Longs]]:
     """Yield batches of rows without the column of positions, each with the origins of its rows.
 
-    Batches of small files are joined, because the fixed cost of a batch is higher than the cost of a thousand rows.
+    The origin of a row is its number among the rows of all files: the origin of the file's first row, plus the row's
+    position in the file. Batches of small files are joined, because the fixed cost of a batch is higher than the cost
+    of a thousand rows.
     """
     buffer, starts, rows, size_bytes = list[pa.RecordBatch](), list[int](), 0, 0
     for task, batches in task_batches:
@@ -469,19 +479,20 @@ def _replace_positions_by_origins(
             buffer.append(batch)
             starts.append(first_origins[task.path])
             rows, size_bytes = rows + batch.num_rows, size_bytes + batch.nbytes
-        advance(1, task.size_bytes)
+        advance(1, task.size_bytes)  # The progress of the job: one more file has been read.
     if buffer:
         yield _concatenate(buffer, starts)
 
 
 def _concatenate(batches: Sequence[pa.RecordBatch], starts: Sequence[int]) -> tuple[pa.RecordBatch, Longs]:
-    """Join batches, and return the rows and their origins.
+    """Join batches, and return the rows and their origins (their numbers among the rows of all files).
 
     The column of positions is the last column. It cannot be found by name, because a column of the table may have the
     same name.
 
     Args:
-        starts: The number to add to the positions of each batch.
+        batches: The batches. Their last column has the position of each row in its file.
+        starts: The origin of the first row of the file of each batch.
     """
     joined_batch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
     column_count = joined_batch.num_columns - 1

@@ -4,7 +4,7 @@ Copying a row group costs about as much as copying its bytes. Encoding its rows 
 group makes every later read slower, so small row groups are encoded together. A row group is copied if all of these
 conditions hold:
 
-- It has at least `CopyPolicy.least_bytes` bytes.
+- It has at least `CopyPolicy.copied_min_bytes` bytes.
 - None of its rows is deleted.
 - Its columns have the ids and types that the table's writer would give them now. The names may differ.
 - Its columns are optional in the file if they are optional in the new file. Writers such as Spark store an optional
@@ -27,7 +27,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -52,7 +52,7 @@ from seamark.connector.parquet.encryption.keys import EncryptionScheme, ParquetK
 from seamark.connector.parquet.metrics import Metrics, list_leaves, list_modes
 from seamark.connector.read.deleted_rows import DeletedRowSet, Deletes
 from seamark.connector.read.file_rows import read_partition
-from seamark.connector.read.lineage import NAMES
+from seamark.connector.read.lineage import NAMES, ROW_ID_NAME
 from seamark.connector.read.read_plan import plan_read
 from seamark.connector.read.scans import TaskReader
 from seamark.connector.read.tables import OpenTable, ScanTask
@@ -103,14 +103,15 @@ class CopyPolicy:
     """The rules by which row groups are copied or encoded.
 
     Attributes:
-        least_bytes: The minimum size of a row group that is copied.
+        copied_min_bytes: The minimum size of a row group that is copied.
         target_bytes: The size at which a new file is closed.
         row_group_bytes: The size of a row group whose rows are encoded.
         keep_order: Whether each old file is rewritten to one new file with its rows in the same order.
-        sorts: Whether all rows are encoded and sorted by the table's sort order. Only encrypted files need it.
+        sorts: Whether all rows are encoded and sorted by the table's sort order. It is set only for encrypted files,
+            because another writer sorts the rows of all other files.
     """
 
-    least_bytes: int
+    copied_min_bytes: int
     target_bytes: int
     row_group_bytes: int
     keep_order: bool = False
@@ -161,7 +162,7 @@ class CopyWriter:
             source_table: The table, with the schema of the new files.
             target: A target of the same schema. It has the lineage columns if the rows have row ids.
             policy: The rules by which row groups are copied.
-            origins: The log that records the origins of the written rows.
+            origins: The log that records the origin of each written row: its number among the rows of all old files.
             keys: The keys of encrypted files. If it is None, encrypted files are refused.
         """
         self._keys = keys
@@ -180,14 +181,16 @@ class CopyWriter:
         self._reader = TaskReader(self._read_plan, source_table.storage, threads=False, keys=keys, check=self._check)
         lineage_plan = plan_read(source_table, NAMES if self._has_lineage else [], TRUE, positions=True)
         self._lineage_reader = TaskReader(
-            replace(lineage_plan), source_table.storage, threads=False, keys=keys, check=self._check
+            lineage_plan, source_table.storage, threads=False, keys=keys, check=self._check
         )
         self._indexes = IndexBuilder(target.indexes)
         self._files: list[dict[str, Any]] = []
         self._file: _OpenFile | None = None
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_origins: list[Longs] = []
+        """The origins of the rows in `_waiting`."""
         self._encoded_ratio = 1.0
+        """The size of the encoded rows of the last row group, divided by their size in memory. 1 before the first."""
         self._partition: tuple[Partition, list[Any]] = ((), [])
         self._sort_order = 0
 
@@ -198,16 +201,16 @@ class CopyWriter:
         if kind is not None:
             self.abort()
 
-    def find_partition(self, tasks: Sequence[ScanTask]) -> Partition | None:
-        """Return the partition of these files, or None if no row group can be copied.
+    def find_copyable_partition(self, tasks: Sequence[ScanTask]) -> Partition | None:
+        """Return the partition of these files, or None if this writer is not used, because it would copy no row group.
 
         No row group can be copied if all files are small, or if their rows must be partitioned again. Small and sorted
         files are still handled here if one of them is encrypted, because only this writer can write encrypted files.
         """
         self._file_properties.clear()
-        are_all_small = all(task.size_bytes < self._policy.least_bytes for task in tasks)
-        is_encoded = (are_all_small or self._policy.sorts) and not self._policy.keep_order
-        if is_encoded and not any(map(self._is_encrypted, tasks)):
+        are_all_small = all(task.size_bytes < self._policy.copied_min_bytes for task in tasks)
+        encodes_all_rows = (are_all_small or self._policy.sorts) and not self._policy.keep_order
+        if encodes_all_rows and not any(map(self._is_encrypted, tasks)):
             return None
         if any(task.spec_id != self._target.spec.spec_id for task in tasks):
             return None
@@ -238,11 +241,11 @@ class CopyWriter:
     def write(self, tasks: Sequence[tuple[ScanTask, int]], partition: Partition) -> None:
         """Write the live rows of the files of one partition.
 
-        With `keep_order`, each file is finished before the next file begins. Otherwise, the files of one encryption
-        share their new files, so their columns are required only if they are required in all these files.
+        With `keep_order`, each file is finished before the next file begins. Otherwise, files with the same encryption
+        are merged into the same new files. A column is then required in a new file only if all these files require it.
 
         Args:
-            tasks: The files, each with the origin of its first row.
+            tasks: The files, each with the origin of its first row: its number among the rows of all old files.
             partition: The partition.
 
         Raises:
@@ -310,9 +313,9 @@ class CopyWriter:
         All rows of a small file are encoded. With `keep_order`, the rows before a copied row group are encoded first.
         Otherwise, the rows to encode are collected until the end of the file.
         """
-        if task.size_bytes < self._policy.least_bytes or self._policy.sorts:
+        if task.size_bytes < self._policy.copied_min_bytes or self._policy.sorts:
             self.counts.encoded["the table has a sort order" if self._policy.sorts else "the file is small"] += 1
-            self._encode(task, None, origin)
+            self._buffer_rows(task, None, origin)
             return
         with SourceFile(task.path, self._source_table.storage, keys=self._keys) as source:
             if self._check is not None:
@@ -325,7 +328,7 @@ class CopyWriter:
             deleted_rows = self._deletes.load(task.path, task.deletes)
             first_row, positions_to_encode = 0, list[Longs]()
             for number, group in enumerate(source.footer.groups):
-                reason = leaf_match.reason or self._explain_encoding(
+                reason = leaf_match.reason or self._explain_why_not_copied(
                     group.size_bytes, deleted_rows, first_row, group.rows
                 )
                 if reason:
@@ -333,12 +336,12 @@ class CopyWriter:
                     positions_to_encode.append(np.arange(first_row, first_row + group.rows))
                 elif group.rows:
                     if self._policy.keep_order and positions_to_encode:
-                        self._encode(task, np.concatenate(positions_to_encode), origin)
+                        self._buffer_rows(task, np.concatenate(positions_to_encode), origin)
                         positions_to_encode = []
                     self._copy(source, number, leaf_match, task, first_row, origin)
                 first_row += group.rows
             if positions_to_encode:
-                self._encode(task, np.concatenate(positions_to_encode), origin)
+                self._buffer_rows(task, np.concatenate(positions_to_encode), origin)
 
     def _find_protection(self, source: SourceFile) -> FileProtection | None:
         """Return the encryption of a new file with the rows of an old file.
@@ -376,9 +379,9 @@ class CopyWriter:
                 return LeafMatch((), f"the file lacks column {top.name}, which is not null for readers")
         return LeafMatch(columns)
 
-    def _explain_encoding(self, size_bytes: int, deleted_rows: DeletedRowSet, first_row: int, rows: int) -> str:
+    def _explain_why_not_copied(self, size_bytes: int, deleted_rows: DeletedRowSet, first_row: int, rows: int) -> str:
         """Return the reason why a row group cannot be copied, or "" if it can be copied."""
-        if size_bytes < self._policy.least_bytes:
+        if size_bytes < self._policy.copied_min_bytes:
             return "the row group is small"
         if deleted_rows.keys:
             return "equality deletes apply to it"
@@ -392,10 +395,13 @@ class CopyWriter:
         """Copy a row group to the current file. Columns that the old file does not have are added.
 
         Args:
+            source: The old file.
             number: The position of the row group in the file.
             leaf_match: The old file's column for each column of the new file, or -1.
+            task: The scan task of the old file.
             first_row: The position of the first row of the row group in the file.
-            origin: The number that the first row of the file has in the log of origins.
+            origin: The number of the file's first row among the rows of all old files. The log records such a number
+                for each new row.
         """
         group = source.footer.groups[number]
         if self._policy.keep_order:
@@ -432,9 +438,9 @@ class CopyWriter:
             lineage.get(field.name, pa.nulls(rows, kind.type)) for field, kind in zip(fields, arrow, strict=True)
         ]
         options = build_writer_options(self._target.properties)
-        options["use_dictionary"] = [name for name in arrow.names if name != NAMES[0]]
-        if NAMES[0] in lineage:
-            options["column_encoding"] = {NAMES[0]: "DELTA_BINARY_PACKED"}
+        options["use_dictionary"] = [name for name in arrow.names if name != ROW_ID_NAME]
+        if ROW_ID_NAME in lineage:
+            options["column_encoding"] = {ROW_ID_NAME: "DELTA_BINARY_PACKED"}
         sink = pa.BufferOutputStream()
         with pq.ParquetWriter(sink, arrow, **options) as writer:
             writer.write_table(pa.table(columns, schema=arrow), row_group_size=rows)
@@ -448,12 +454,14 @@ class CopyWriter:
             raise Unreadable(task.path, f"{table.num_rows} of the {rows} rows of a row group were read")
         return {name: table.column(position).combine_chunks() for position, name in enumerate(NAMES)}
 
-    def _encode(self, task: ScanTask, positions: Longs | None, origin: int) -> None:
+    def _buffer_rows(self, task: ScanTask, positions: Longs | None, origin: int) -> None:
         """Add the live rows at these positions to the buffer, and write the buffer when it is full.
 
         Args:
+            task: The scan task of the old file.
             positions: The positions, or None for all rows of the file.
-            origin: The number that the first row of the file has in the log of origins.
+            origin: The number of the file's first row among the rows of all old files. The log records such a number
+                for each new row.
         """
         columns = list(range(len(self._read_plan.names)))
         full_bytes = self._policy.target_bytes if self._policy.sorts else self._policy.row_group_bytes
@@ -469,8 +477,8 @@ class CopyWriter:
     def _flush(self) -> None:
         """Write the buffered rows as one row group, or as one sorted file.
 
-        A sorted file is divided into row groups. The origins of its rows are sorted together with the rows, as an
-        additional last column.
+        A sorted file is divided into row groups. The origin of a row is its number among the rows of all old files. The
+        origins are sorted together with the rows, as an additional last column.
         """
         if not self._waiting:
             return
@@ -497,7 +505,11 @@ class CopyWriter:
         file.assembler.add([Pick(source, 0, columns, columns)])
 
     def _open_file(self, size_bytes: int) -> _OpenFile:
-        """Return the file to which a row group of this size is added. Open a new file if the current file is full."""
+        """Return the file to which a row group of this size is added. Open a new file if the current file is full.
+
+        With `keep_order` or `sorts`, a file is never full: it has all rows of an old file, or all rows that were sorted
+        together.
+        """
         is_single = self._policy.keep_order or self._policy.sorts
         if self._file and not is_single and self._file.assembler.size_bytes + size_bytes > self._policy.target_bytes:
             self._close_file()
@@ -551,7 +563,12 @@ class CopyWriter:
 
 @dataclass(frozen=True)
 class _FileProperties:
-    """The properties of an old file: the ids of its required columns, and the encryption of a file with its rows."""
+    """The properties of an old file that its new file must have.
+
+    Attributes:
+        required: The ids of the columns that are required in the old file.
+        protection: The encryption of the new file, or None if it is not encrypted.
+    """
 
     required: frozenset[int]
     protection: FileProtection | None

@@ -84,7 +84,7 @@ class FileWriter:
     def __init__(self, new: NewFile) -> None:
         self.location = new.location
         self.rows = 0
-        self._new = new
+        self._target = new
         self._leaves = list_leaves(new.schema)
         self._bloom_fpps = _select_bloom_columns(new.schema, new.properties, self._leaves)
         self._metrics = Metrics(self._leaves, new.modes)
@@ -114,11 +114,11 @@ class FileWriter:
                 rows.
         """
         if self._writer is None:
-            options = _choose_options(first_rows, self._leaves, self._bloom_fpps, self._new.properties)
-            self._stream = self._new.storage.open_output_stream(self.location)
-            self._writer = pq.ParquetWriter(self._stream, self._new.arrow, **options)
-            if self._new.key_values:
-                self._writer.add_key_value_metadata(dict(self._new.key_values))
+            options = _choose_options(first_rows, self._leaves, self._bloom_fpps, self._target.properties)
+            self._stream = self._target.storage.open_output_stream(self.location)
+            self._writer = pq.ParquetWriter(self._stream, self._target.arrow, **options)
+            if self._target.key_values:
+                self._writer.add_key_value_metadata(dict(self._target.key_values))
         return self._writer
 
     def close(self) -> dict[str, Any]:
@@ -128,7 +128,7 @@ class FileWriter:
         footer = writer.writer.metadata
         size_bytes = self.size_bytes
         self._stream.close()
-        local = self._new.storage.find_local_path(self.location)
+        local = self._target.storage.find_local_path(self.location)
         if local is not None:
             local.sync()
         return {
@@ -151,7 +151,7 @@ class FileWriter:
         with suppress(Exception):
             if self._stream is not None:
                 self._stream.close()
-                self._new.storage.delete(self.location)
+                self._target.storage.delete(self.location)
 
 
 class EncryptedFileWriter(FileWriter):
@@ -179,7 +179,7 @@ class EncryptedFileWriter(FileWriter):
 
     def write(self, rows: pa.Table) -> None:
         self._metrics.add(rows)
-        group = SourceFile("rows in memory", None, encode_row_group(rows, self._new.schema, self._new.properties))
+        group = SourceFile("rows in memory", None, encode_row_group(rows, self._target.schema, self._target.properties))
         columns = range(len(self._assembler.leaves))
         self._assembler.add([Pick(group, 0, columns, columns)])
         self.rows += rows.num_rows
@@ -270,7 +270,9 @@ def _choose_options(
     """
     options = build_writer_options(properties)
     limit_bytes = options["dictionary_pagesize_limit"]
-    options["use_dictionary"] = [leaf.path for leaf in leaves if rows is None or _has_repeats(rows, leaf, limit_bytes)]
+    options["use_dictionary"] = [
+        leaf.path for leaf in leaves if rows is None or _uses_dictionary(rows, leaf, limit_bytes)
+    ]
     if bloom_fpps:
         options["bloom_filter_options"] = _choose_bloom_options(
             bloom_fpps, properties, 0 if rows is None else rows.num_rows
@@ -322,7 +324,7 @@ def build_writer_options(properties: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _has_repeats(rows: pa.Table, leaf: LeafColumn, limit_bytes: int) -> bool:
+def _uses_dictionary(rows: pa.Table, leaf: LeafColumn, limit_bytes: int) -> bool:
     """Return whether a column is written with a dictionary of at most `limit_bytes`.
 
     This is the case if values are repeated often enough, or if they cannot be counted: nested values, and types that
@@ -332,7 +334,7 @@ def _has_repeats(rows: pa.Table, leaf: LeafColumn, limit_bytes: int) -> bool:
         return True
     column = rows.column(leaf.positions[0])
     if rows.num_rows < _SAMPLE_ROWS:
-        return not _overflows(column, limit_bytes) and _is_smaller(column)
+        return not _overflows(column, limit_bytes) and _is_dictionary_smaller(column)
     # The sample consists of slices of consecutive rows from all parts of the column, so that it includes runs of equal
     # values.
     starts = np.linspace(0, rows.num_rows - _STRETCH_ROWS, _SAMPLE_ROWS // _STRETCH_ROWS).astype(np.int64)
@@ -362,7 +364,7 @@ def _overflows(column: pa.ChunkedArray, limit_bytes: int) -> bool:
         return False
 
 
-def _is_smaller(column: pa.ChunkedArray) -> bool:
+def _is_dictionary_smaller(column: pa.ChunkedArray) -> bool:
     """Return whether a dictionary and its indices take fewer bytes than the values, before compression.
 
     Iceberg's Java writer makes the same decision. pyarrow would keep any dictionary that fits into its limit.

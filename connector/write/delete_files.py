@@ -83,8 +83,8 @@ class DeletedRows:
         """The position delete files, including deletion vectors."""
         return [file for file in self.deletes if file["content"] == "position-deletes"]
 
-    def is_whole(self, reader: Deletes) -> bool:
-        """Return whether these positions and earlier position deletes delete all rows of the file.
+    def removes_all_rows(self, reader: Deletes) -> bool:
+        """Return whether these deletes and earlier position deletes remove all rows of the data file.
 
         Return False if this is uncertain, for example because equality deletes apply.
 
@@ -142,7 +142,7 @@ def write_deletes(target: WriteTarget, rows: Iterable[DeletedRows], reader: Dele
         ValueError: A position is negative, or a data file occurs twice.
     """
     rows_to_delete = _select_non_empty(rows)
-    emptied_paths = {rows_of_file.path for rows_of_file in rows_to_delete if rows_of_file.is_whole(reader)}
+    emptied_paths = {rows_of_file.path for rows_of_file in rows_to_delete if rows_of_file.removes_all_rows(reader)}
     partial_deletes = [rows_of_file for rows_of_file in rows_to_delete if rows_of_file.path not in emptied_paths]
     if target.format_version >= _VECTORS_SINCE:
         written_deletes = _write_deletion_vectors(target, partial_deletes, reader)
@@ -293,7 +293,7 @@ def _make_partition_key(rows_of_file: DeletedRows) -> tuple[int, str]:
 
 
 def _write_position_file(target: WriteTarget, rows: Sequence[DeletedRows]) -> dict[str, Any]:
-    """Write one position delete file. It refers to its data file if it has rows of only one.
+    """Write one position delete file. If all rows are in one data file, the delete file names this data file.
 
     Args:
         rows: The rows to delete in data files of one partition, sorted by path.

@@ -27,7 +27,7 @@ from seamark.connector.write.row_changes import NOTHING, Report, RowChange
 from seamark.connector.write.row_locations import BatchKeys
 from seamark.connector.write.table_writer import WrittenFiles, discard_on_error, write_batches
 from seamark.connector.write.target import WriteTarget
-from seamark.formats.iceberg.expressions.ranges import find_stored_as_int
+from seamark.formats.iceberg.expressions.ranges import find_overflowed_truncation
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.partition import PartitionSpec
 from seamark.formats.iceberg.types.transforms import canonicalize_transform
@@ -109,7 +109,7 @@ def _select_specs(metadata: TableMetadata, columns: Sequence[str]) -> list[Parti
 
 
 def _check_partitions_as_int(keys: BatchKeys, spec: PartitionSpec) -> None:
-    """Check that each key has the same partition value as a long and as an int (`ranges.find_stored_as_int`).
+    """Check that each key has the same partition value as a long and as an int (`ranges.find_overflowed_truncation`).
 
     If the column was an int, stored rows may have the partition value of the int. An equality delete in the partition
     of the long does not apply to these rows. The values differ only for keys near the smallest int.
@@ -121,7 +121,9 @@ def _check_partitions_as_int(keys: BatchKeys, spec: PartitionSpec) -> None:
     for spec_field in spec.fields:
         field, column = by_id.get(spec_field.source_id or 0, (None, None))
         int_form = (
-            None if field is None else find_stored_as_int(canonicalize_transform(spec_field.transform), str(field.type))
+            None
+            if field is None
+            else find_overflowed_truncation(canonicalize_transform(spec_field.transform), str(field.type))
         )
         if field is None or column is None or int_form is None:
             continue

@@ -37,6 +37,7 @@ class KeyedBatch:
     rows: pa.Table
     keys: BatchKeys
     precombine: Field | None
+    """The column by which the latest of several rows with the same key is selected, or None."""
     partial: bool
     """Whether stored rows keep their values in the columns that the batch does not have."""
 

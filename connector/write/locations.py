@@ -37,8 +37,8 @@ def get_data_folder(location: str, properties: Mapping[str, str]) -> str:
     The property for the data path takes precedence over its older names. One of the older names is used only if the
     table uses object storage paths.
     """
-    entropy = parse_bool(properties, OBJECT_STORAGE, False)
-    path_properties = (DATA_PATH, *(_OLDER_PATHS if entropy else _OLDER_PATHS[1:]))
+    uses_object_storage_paths = parse_bool(properties, OBJECT_STORAGE, False)
+    path_properties = (DATA_PATH, *(_OLDER_PATHS if uses_object_storage_paths else _OLDER_PATHS[1:]))
     folder = next(
         (properties[name] for name in path_properties if properties.get(name)), f"{location.rstrip('/')}/data"
     )
@@ -60,11 +60,13 @@ def make_data_location(location: str, properties: Mapping[str, str], partition: 
         return f"{folder}/{relative_path}"
     has_partition_path = parse_bool(properties, PARTITIONED_PATHS, True)
     relative_path = relative_path if has_partition_path else name
-    entropy = _make_hash_folders(relative_path)
+    hash_folders = _make_hash_folders(relative_path)
     if not f"{folder}/".startswith(f"{location.rstrip('/')}/"):  # Several tables may use the same data folder.
         table = "/".join(location.rstrip("/").split("/")[-2:])
-        return f"{folder}/{entropy}/{table}/{relative_path}"
-    return f"{folder}/{entropy}/{relative_path}" if has_partition_path else f"{folder}/{entropy}-{relative_path}"
+        return f"{folder}/{hash_folders}/{table}/{relative_path}"
+    return (
+        f"{folder}/{hash_folders}/{relative_path}" if has_partition_path else f"{folder}/{hash_folders}-{relative_path}"
+    )
 
 
 def _make_hash_folders(name: str) -> str:

@@ -26,7 +26,7 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.commits import sleep_before_attempt
 from seamark.connector.client.errors import Conflict, InvalidRequest, Refused
 from seamark.connector.client.names import Name
-from seamark.connector.client.progress import count_part, expect
+from seamark.connector.client.progress import add_expected_work, count_part
 from seamark.connector.client.values import At
 from seamark.connector.parquet.encryption.keys import read_table_keys
 from seamark.connector.read.deleted_rows import Deletes
@@ -222,21 +222,23 @@ class RewrittenFiles:
     def _group_files(self) -> Iterator[tuple[list[int], list[dict[str, Any]]]]:
         """Yield groups of old and new files such that different groups share no rows.
 
-        Old files with rows in the same new file get the same group number. Each group consists of the indexes of the
-        tasks of the old files, and the new files.
+        The origin of a new row is the number of the old row among the rows of all old files. The origins show which old
+        files the rows of a new file come from. Old files with rows in the same new file get the same group number. Each
+        group consists of the indexes of the tasks of the old files, and the new files.
         """
         first_origins = np.cumsum([0, *(task.records for task in self.tasks)])
         group_numbers = np.arange(len(self.tasks))
         sources = []
         for file in self.written.files:
             origins = self.origins.create_origins(file["file-path"])
-            # Each run of origins opens the tasks from `low` to `high` - 1. The file has rows of all open tasks.
+            # A run is a range of consecutive origins, with rows of the old files from `low` to `high` - 1. An old file
+            # is in a range if more ranges start than end at or before it.
             low = np.searchsorted(first_origins, origins.starts, "right") - 1
             high = np.searchsorted(first_origins, origins.starts + origins.lengths, "left")
-            open_counts = np.bincount(low, minlength=len(first_origins)) - np.bincount(
+            range_changes = np.bincount(low, minlength=len(first_origins)) - np.bincount(
                 high, minlength=len(first_origins)
             )
-            numbers = np.flatnonzero(np.cumsum(open_counts))
+            numbers = np.flatnonzero(np.cumsum(range_changes))
             sources.append(numbers)
             if len(numbers):
                 group_numbers[np.isin(group_numbers, group_numbers[numbers])] = group_numbers[numbers[0]]
@@ -251,7 +253,11 @@ class RewrittenFiles:
     def _find_deleted_rows(self, source_table: OpenTable, current: Mapping[str, ScanTask]) -> list[DeletedRows]:
         """Return the rows of the new files that were deleted in the old files during the rewrite.
 
+        The origin of a row is its number among the rows of all old files. The log of origins has the origin of each new
+        row, so deleted rows of the old files can be found in the new files.
+
         Args:
+            source_table: The table at its current snapshot.
             current: The current tasks of the old files, by path.
 
         Raises:
@@ -280,7 +286,7 @@ class RewrittenFiles:
         files = [(file, self.origins.create_origins(file["file-path"])) for file in self.written.files]
         all_live_origins, all_dead_origins = np.concatenate(live_origins), np.concatenate(dead_origins)
         if sum(len(origins.find_positions(all_live_origins)) for _, origins in files) < len(all_live_origins):
-            raise Overtaken(RETURNED)
+            raise Overtaken(RETURNED)  # The rewrite has read the files when these rows were deleted.
         return [
             DeletedRows(file["file-path"], file["spec-id"], file["partition"], origins.find_positions(all_dead_origins))
             for file, origins in files
@@ -345,7 +351,7 @@ def commit_replacement(
             deletes=current.deletes.files,
             operation=operation,
         )
-        cleanup_flags: list[bool] = []
+        cleanup_flags: list[bool] = []  # Not empty if no snapshot will ever contain the new files.
         try:
             commit(client, new.table.name, {**body, "summary": dict(summary)}, partial(cleanup_flags.append, True))
             new.exclude(current.written).discard(storage)
@@ -391,7 +397,7 @@ def run_here(batches: Batches) -> Batches:
 def announce_batches(batches: Batches) -> Batches:
     """Add the files of each batch to the total work in the job's progress, and return the batches."""
     batch_list = list(batches)
-    expect(
+    add_expected_work(
         sum(len(tasks) for tasks, _ in batch_list), sum(task.size_bytes for tasks, _ in batch_list for task in tasks)
     )
     return batch_list

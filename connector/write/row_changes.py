@@ -85,7 +85,7 @@ class RowChange:
     def is_empty(self) -> bool:
         """Whether there is nothing to change.
 
-        An empty change is committed only to record the number of a producer.
+        An empty change is committed only to record the sequence number of a producer, so that a repeat is recognized.
         """
         return not (self.data.files or self.deletes.files or self.removed or self.deletes.removed)
 

@@ -402,6 +402,9 @@ def locate(
     """Locate every live row of the table's snapshot that has one of the keys.
 
     Args:
+        client: The client that plans scans and looks up keys.
+        table: The table at the snapshot.
+        keys: The keys.
         strategy: `lookup` or `scan`. The default is `lookup` if a record index on the key columns exists, and otherwise
             `scan`.
         rows_max: The maximum number of rows, or None for no limit.
@@ -419,22 +422,23 @@ def locate(
         raise Unwritable(f"there is no record index on the key {key_text}; create one, or locate rows by {SCAN}")
     keys_bytes = sum(column.nbytes for column in keys.columns)
     uses_index = index is not None and strategy != SCAN
+    # A long filter costs the server time. With an index, it need not be exact, because the index locates the rows.
     values_max = FEW_VALUES_MAX if uses_index or keys_bytes > _VALUES_BYTES_MAX else VALUES_MAX
     key_filter = keys.filter_expression(values_max, table.metadata.partition_specs)
     tasks = {task.path: task for task in plan(client, table, key_filter)}
     answer = None if index is None or strategy == SCAN else _look_up(client, table, keys, index)
     matched_files = []
     if answer is not None:
-        if missing := answer.rows.keys() - tasks.keys() - answer.unsure:
+        if missing := answer.rows.keys() - tasks.keys() - answer.undecided_paths:
             raise ServerFailed(
                 f"{min(missing)} has rows of the keys in the index {answer.index}, but is not in the plan for them"
             )
         matched_files = [
-            MatchedRows(tasks[path], *rows) for path, rows in answer.rows.items() if path not in answer.unsure
+            MatchedRows(tasks[path], *rows) for path, rows in answer.rows.items() if path not in answer.undecided_paths
         ]
     count = sum(len(rows.positions) for rows in matched_files)
     _check_count(count, rows_max)
-    tasks_to_read = [task for path, task in tasks.items() if answer is None or path in answer.unsure]
+    tasks_to_read = [task for path, task in tasks.items() if answer is None or path in answer.undecided_paths]
     for task, positions, ordinals in scan_files(table, keys, tasks_to_read, count, rows_max):
         matched_files.append(MatchedRows(task, positions, ordinals))
     return LocatedKeys(tuple(matched_files), frozenset(task.path for task in tasks_to_read))
@@ -472,12 +476,12 @@ class _IndexAnswer:
     Attributes:
         index: The name of the index.
         rows: The positions of the rows and the indexes of their keys, by file, each as int64[rows].
-        unsure: The paths of the files for which the result is incomplete.
+        undecided_paths: The paths of the files for which the result is incomplete.
     """
 
     index: str
     rows: dict[str, tuple[Longs, Longs]]
-    unsure: frozenset[str]
+    undecided_paths: frozenset[str]
 
 
 def _look_up(client: RowSource, table: OpenTable, keys: BatchKeys, index: IndexDefinition) -> _IndexAnswer | None:
@@ -488,7 +492,7 @@ def _look_up(client: RowSource, table: OpenTable, keys: BatchKeys, index: IndexD
     one of its rows has the key.
     """
     tables: list[pa.Table] = []
-    unsure: set[str] = set()
+    undecided_paths: set[str] = set()
     by_id = {field.id: ordinal for ordinal, field in enumerate(keys.fields)}
     columns, ordinals = add_both_zeros(keys.fields, keys.columns)
     for start in range(0, len(ordinals), _LOOKUP_KEYS_MAX):
@@ -503,16 +507,18 @@ def _look_up(client: RowSource, table: OpenTable, keys: BatchKeys, index: IndexD
             return None
         if answer.uncovered_files > len(answer.uncovered):
             return None
-        unsure.update(answer.uncovered)
+        undecided_paths.update(answer.uncovered)
         rows = answer.rows
         if answer.undecided:
-            unsure.update(rows.filter(rows["undecided"])["file_path"].to_pylist())
+            undecided_paths.update(rows.filter(rows["undecided"])["file_path"].to_pylist())
         tables.append(rows.select(["key", "file_path", "position"]).set_column(0, "key", pc.add(rows["key"], start)))
     # The dictionary stores each path once. The repeated paths may exceed the capacity of a string array.
     rows = pa.concat_tables(tables).unify_dictionaries()
     path_column = rows["file_path"].combine_chunks()
     positions, key_ordinals = rows["position"].to_numpy(), ordinals[rows["key"].to_numpy()]
-    return _IndexAnswer(index.name, dict(_group_by_file(path_column, positions, key_ordinals)), frozenset(unsure))
+    return _IndexAnswer(
+        index.name, dict(_group_by_file(path_column, positions, key_ordinals)), frozenset(undecided_paths)
+    )
 
 
 def _group_by_file(

@@ -1,6 +1,7 @@
 """Records the origins of the rows in new files, to translate positions in rewritten files to positions in new files.
 
-An origin is the number of a row in the source, for example in the concatenated rows of all rewritten files.
+The origin of a new row is the number of the old row in the source, for example in the concatenated rows of all
+rewritten files.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ RUNS_MAX = 16 << 20
 
 @dataclass(frozen=True)
 class RowOrigins:
-    """The origins of a file's rows, as runs of consecutive numbers.
+    """The origins of a new file's rows: their numbers among the rows of all old files, as runs of consecutive numbers.
 
     Row `positions[i] + k` has the origin `starts[i] + k`, for each `k` below `lengths[i]`. Each array is int64[runs].
     """
@@ -28,12 +29,12 @@ class RowOrigins:
     lengths: Longs
 
     @staticmethod
-    def from_positions(origins: Longs, first_position: int = 0) -> RowOrigins:
-        """Return the origins of consecutive rows.
+    def from_origins(origins: Longs, first_position: int = 0) -> RowOrigins:
+        """Return the origins of consecutive rows of a new file as runs.
 
         Args:
-            origins: int64[rows].
-            first_position: The position of the first of the rows.
+            origins: The number of each row among the rows of all old files, as int64[rows].
+            first_position: The position of the first of the rows in the new file.
         """
         # A run ends where the next origin is not the successor.
         breaks = np.flatnonzero(np.diff(origins) != 1) + 1
@@ -42,7 +43,7 @@ class RowOrigins:
 
     @staticmethod
     def join(parts: Iterable[RowOrigins]) -> RowOrigins:
-        runs = [RowOrigins.from_positions(np.zeros(0, dtype=np.int64)), *parts]
+        runs = [RowOrigins.from_origins(np.zeros(0, dtype=np.int64)), *parts]
         return RowOrigins(
             np.concatenate([part.positions for part in runs]),
             np.concatenate([part.starts for part in runs]),
@@ -50,13 +51,14 @@ class RowOrigins:
         )
 
     def find_positions(self, origins: Longs) -> Longs:
-        """Return the positions of the rows that have one of these origins, as int64[rows], in any order.
+        """Return the positions in the new file of the rows with these origins, as int64[rows], in any order.
 
         Args:
-            origins: The origins, ascending and distinct.
+            origins: The numbers of rows among the rows of all old files, ascending and distinct.
         """
-        # Each run of origins is an interval. `counts` has the number of requested origins in each interval, and `low`
-        # the index of the first of them. `matches` lists the indexes of the origins in all intervals, run by run.
+        # Each run of consecutive origins in the new file is an interval. `counts` has the number of requested origins
+        # in each interval, and `low` the index of the first of them. `matches` lists the indexes of the origins in all
+        # intervals, run by run.
         low = np.searchsorted(origins, self.starts)
         counts = np.searchsorted(origins, self.starts + self.lengths) - low
         matches = np.arange(counts.sum()) + np.repeat(low - np.cumsum(counts) + counts, counts)
@@ -65,10 +67,10 @@ class RowOrigins:
 
 
 class OriginLog:
-    """The origins of the rows of a writer's files, by location.
+    """The origins of the rows of a writer's new files, by location.
 
-    Consecutive origins are stored as one run. To limit the memory, the log drops all origins when it has more than
-    `RUNS_MAX` runs, and is then incomplete.
+    The origin of a row is its number among the rows of all old files. Consecutive origins are stored as one run. To
+    limit the memory, the log drops all origins when it has more than `RUNS_MAX` runs, and is then incomplete.
     """
 
     def __init__(self) -> None:
@@ -77,17 +79,33 @@ class OriginLog:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all origins are recorded. If there are more than `RUNS_MAX` runs, no origins are recorded."""
+        """Whether the number of the old row is recorded for each new row.
+
+        Consecutive numbers are one run. With more than `RUNS_MAX` runs, nothing is recorded, to limit the memory.
+        """
         return self._runs <= RUNS_MAX
 
     def add(self, location: str, first_position: int, origins: Longs) -> None:
-        """Record the origins, int64[rows], of consecutive rows of a file. The first of them is row `first_position`."""
-        self._add(location, RowOrigins.from_positions(origins, first_position))
+        """Record the origins of consecutive rows of a new file.
+
+        Args:
+            location: The location of the new file.
+            first_position: The position of the first of the rows in the new file.
+            origins: The number of each row among the rows of all old files, as int64[rows].
+        """
+        self._add(location, RowOrigins.from_origins(origins, first_position))
 
     def add_run(self, location: str, first_position: int, start: int, length: int) -> None:
-        """Record `length` consecutive origins, beginning with `start`, of rows of a file from `first_position` on."""
-        position, first, rows = (np.array([value], dtype=np.int64) for value in (first_position, start, length))
-        self._add(location, RowOrigins(position, first, rows))
+        """Record that consecutive rows of the old files are consecutive rows of a new file.
+
+        Args:
+            location: The location of the new file.
+            first_position: The position of the first of the rows in the new file.
+            start: The number of the first of the rows among the rows of all old files (its origin).
+            length: The number of rows.
+        """
+        positions, starts, lengths = (np.array([value], dtype=np.int64) for value in (first_position, start, length))
+        self._add(location, RowOrigins(positions, starts, lengths))
 
     def _add(self, location: str, part: RowOrigins) -> None:
         if not self.is_complete:
@@ -102,7 +120,7 @@ class OriginLog:
         self._runs += log._runs
         self._parts.update(log._parts)
         if self._runs > RUNS_MAX:
-            self._parts.clear()
+            self._parts.clear()  # The log is incomplete from now on, so its memory is freed.
 
     def create_origins(self, location: str) -> RowOrigins:
         return RowOrigins.join(self._parts.get(location, ()))

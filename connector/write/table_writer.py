@@ -121,7 +121,7 @@ class WrittenFiles:
         WrittenFiles(index_files=self.index_files[INDEX_FILES_MAX:]).discard(storage)
         return replace(self, index_files=self.index_files[:INDEX_FILES_MAX])
 
-    def check_rows(self, rows: int, storage: Storage) -> WrittenFiles:
+    def discard_unless_complete(self, rows: int, storage: Storage) -> WrittenFiles:
         """Return these files if they have `rows` rows. Otherwise delete them.
 
         Raises:
@@ -221,8 +221,8 @@ class TableWriter:
         Args:
             target: The table.
             limits: The limits of the writer.
-            origins: The log that records the origin of each row. If it is set, each call of `write` must pass the
-                origins.
+            origins: The log that records the origin of each written row: its number among the rows of the old files.
+                If it is set, each call of `write` must pass the origins.
             suffix: The suffix of the file names.
             protection: The encryption of the files. Indexes of encrypted columns are not built.
 
@@ -245,7 +245,7 @@ class TableWriter:
         indexes = target.indexes
         if protection is not None:
             indexes = tuple(task for task in indexes if not protection.secret_ids & list_column_ids(task))
-            protection.refuse(target.spec.published_ids, PUBLISHES_PARTITIONS)
+            protection.refuse(target.spec.partition_source_ids, PUBLISHES_PARTITIONS)
             protection.refuse(target.sort_order.column_ids, PUBLISHES_ORDER)
         self._indexes = IndexBuilder(indexes)
         column_ids = {column_id for task in indexes for column_id in list_column_ids(task)}
@@ -263,7 +263,8 @@ class TableWriter:
 
         Args:
             batch: The rows.
-            origins: The origins of the rows, as int64[rows].
+            origins: The number of each row among the rows of the old files, as int64[rows]. Required if the writer
+                has a log of origins.
 
         Raises:
             Unwritable: The rows do not fit the table.
@@ -361,6 +362,12 @@ class TableWriter:
             self._close_file(key, buffer)
 
     def _write(self, buffer: _PartitionBuffer, file: FileWriter, rows: pa.Table) -> None:
+        """Write rows to the file of a partition, and keep their indexed columns until the file is closed.
+
+        If the kept columns of all files exceed their limit, the columns of this file are dropped, and are read again
+        from the finished file. `_ratio` is the size in the file divided by the size in memory, from the last large
+        write.
+        """
         size_before = file.size_bytes
         # All rows of a sorted file are written in one call, but its row groups have the usual size.
         groups = 1

@@ -209,7 +209,8 @@ def extract_keys(batches: Sequence[pa.RecordBatch], schema: Schema, key: Sequenc
     Raises:
         Unwritable: The key columns cannot be determined, one of them is missing, or a key is null.
     """
-    # Every batch is checked. The names of the last batch apply to all batches.
+    # Every batch is checked. The names are the same for all batches: they are given, or come from the schema, or are
+    # the only column of the rows.
     for batch in batches:
         names = choose_key_names(schema, key, batch.schema.names)
     return find_latest_rows([batch.select(names) for batch in batches], schema, names)
@@ -254,14 +255,13 @@ def choose_mode(requested_mode: str | None, target: WriteTarget, *, deletes: boo
     """Return the requested mode, or the mode in the table's properties if no mode is requested.
 
     Raises:
-        Unwritable: The table's mode is unknown.
+        Unwritable: The mode is unknown.
     """
-    properties = _DELETE_MODES if deletes else _UPSERT_MODES
-    mode = requested_mode or next(
-        (target.properties[name] for name in properties if target.properties.get(name)), COPY_ON_WRITE
-    )
+    names = [name for name in (_DELETE_MODES if deletes else _UPSERT_MODES) if target.properties.get(name)]
+    mode = requested_mode or (target.properties[names[0]] if names else COPY_ON_WRITE)
     if mode.lower() not in MODES:
-        raise Unwritable(f"{properties[0]} is {mode!r}; it must be {' or '.join(MODES)}")
+        source = "the requested mode" if requested_mode else f"the table property {names[0]}"
+        raise Unwritable(f"{source} is {mode!r}; it must be {' or '.join(MODES)}")
     return mode.lower()
 
 
@@ -360,26 +360,27 @@ def compute_upsert(
     stored_names = (
         [field.name for field in source_table.schema.fields if field.name not in batch_names] if batch.partial else []
     )
-    names = [*stored_names, *([batch.precombine.name] if batch.precombine is not None else [])]
-    has_row_ids = has_lineage(source_table.metadata) and (mode == COPY_ON_WRITE or bool(names))
+    names_to_read = [*stored_names, *([batch.precombine.name] if batch.precombine is not None else [])]
+    has_row_ids = has_lineage(source_table.metadata) and (mode == COPY_ON_WRITE or bool(names_to_read))
     has_row_ids = has_row_ids and not any(field.name in NAMES for field in source_table.schema.fields)
-    names = [*names, ROW_ID_NAME] if has_row_ids else names
-    is_applied, read_paths, new = np.ones(len(stored_keys), dtype=np.bool_), located_keys.read, batch.rows
-    other_rows, has_numbers = [], False
-    if names and located_keys.files:
-        stored_rows = _StoredRows.read(source_table, located_keys.files, names, batch.precombine)
+    names_to_read = [*names_to_read, ROW_ID_NAME] if has_row_ids else names_to_read
+    is_applied = np.ones(len(stored_keys), dtype=np.bool_)  # False for keys whose stored row is later than the new row.
+    read_paths, new_rows = located_keys.read, batch.rows
+    completed_rows, has_stored_row_ids = [], False
+    if names_to_read and located_keys.files:
+        stored_rows = _StoredRows.read(source_table, located_keys.files, names_to_read, batch.precombine)
         read_paths |= {rows.task.path for rows in located_keys.files}
         is_applied = ~stored_rows.find_later_rows(batch)
-        if has_numbers := has_row_ids and bool(is_applied[stored_rows.keys].any()):
+        if has_stored_row_ids := has_row_ids and bool(is_applied[stored_rows.keys].any()):
             batch = replace(
                 batch, rows=batch.rows.append_column(ROW_ID_NAME, stored_rows.list_row_ids(len(stored_keys)))
             )
-            new = batch.rows
+            new_rows = batch.rows
         if stored_names:
-            other_rows = [stored_rows.complete(batch, is_applied, stored_names)]
-            new = new.filter(pa.array(~stored_keys))
-    if not other_rows:
-        new = new.filter(pa.array(is_applied))
+            completed_rows = [stored_rows.complete(batch, is_applied, stored_names)]
+            new_rows = new_rows.filter(pa.array(~stored_keys))
+    if not completed_rows:
+        new_rows = new_rows.filter(pa.array(is_applied))
     files = tuple(chosen_rows for rows in located_keys.files if len((chosen_rows := rows.select(is_applied)).positions))
     updated_count = int(np.count_nonzero(is_applied & stored_keys))
     report = Report(
@@ -389,7 +390,7 @@ def compute_upsert(
         stale=int(np.count_nonzero(~is_applied)),
         files_read=len(read_paths),
     )
-    return RowDifference(LocatedKeys(files, read_paths), (new, *other_rows), report, has_numbers)
+    return RowDifference(LocatedKeys(files, read_paths), (new_rows, *completed_rows), report, has_stored_row_ids)
 
 
 @dataclass(frozen=True)
@@ -398,7 +399,7 @@ class _StoredRows:
 
     rows: pa.Table
     keys: Longs
-    by: Field | None
+    order_column: Field | None
     """The precombine column, by which the latest of several rows with the same key is selected, or None."""
 
     @staticmethod
@@ -423,9 +424,11 @@ class _StoredRows:
         New and stored rows are ranked together, because only ranks of one ranking can be compared.
         """
         has_later_row = np.zeros(batch.keys.count, dtype=np.bool_)
-        if self.by is not None:
-            values = pa.concat_arrays([read_column(batch.rows, self.by), read_column(self.rows, self.by)])
-            rank = Rank.from_column(values, self.by, len(values))
+        if self.order_column is not None:
+            values = pa.concat_arrays(
+                [read_column(batch.rows, self.order_column), read_column(self.rows, self.order_column)]
+            )
+            rank = Rank.from_column(values, self.order_column, len(values))
             batch_rank, stored_rank = rank.take(self.keys), rank.take(slice(batch.keys.count, None))
             has_later_row[self.keys[batch_rank.is_before(stored_rank)]] = True
         return has_later_row
@@ -458,7 +461,9 @@ class _StoredRows:
     def _latest(self) -> Longs:
         """The position of the latest row of each key, as int64[stored keys]."""
         rank = Rank.from_column(
-            None if self.by is None else read_column(self.rows, self.by), self.by, self.rows.num_rows
+            None if self.order_column is None else read_column(self.rows, self.order_column),
+            self.order_column,
+            self.rows.num_rows,
         )
         return select_latest((self.keys,), rank)
 

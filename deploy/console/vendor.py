@@ -28,7 +28,11 @@ _IMPORTS = {'from"preact"': 'from"./preact.mjs"'}
 
 
 def read_vendored(modules: Path) -> dict[str, str]:
-    """The text of each file, from npm's folder `node_modules`."""
+    """Return the text of each file of the folder `vendor`, by name, from npm's folder `node_modules`.
+
+    Imports of packages become relative, and references to source maps, which are not copied, are removed. The file
+    `versions.json` has the version, license and checksum of each package.
+    """
     files = {}
     for name, (package, source) in FILES.items():
         text = (modules / package / source).read_text()

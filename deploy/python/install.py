@@ -84,7 +84,7 @@ class ProgressLine:
 
 
 def _iter_lines(process: subprocess.Popen[str]) -> Iterator[str | None]:
-    """Yield the lines that the process prints; None after each pause."""
+    """Yield the lines that the process prints. Yield None if it prints nothing for `REFRESH_S`, and at the end."""
     queue: SimpleQueue[str | None] = SimpleQueue()
 
     def read() -> None:
@@ -102,7 +102,7 @@ def _iter_lines(process: subprocess.Popen[str]) -> Iterator[str | None]:
 
 
 def _count_installed(python: str) -> int:
-    """Return how many packages lie in the environment of `python`."""
+    """Return how many packages are in the environment of `python`."""
     return sum(1 for _ in Path(python).absolute().parents[1].glob("lib/python*/site-packages/*.dist-info"))
 
 

@@ -205,7 +205,7 @@ def _get_key_form(term: Term) -> str:
     the result: for example, the bucket of a date differs from the bucket of the timestamp.
     """
     if function := INDEXED_FUNCTIONS.get(term.transform):
-        return function.keys
+        return function.key_form
     return get_family(term.kind) if term.transform == IDENTITY else term.source
 
 

@@ -261,7 +261,7 @@ def assemble_index_file(
         field_ids: The field ids of the indexed columns.
         level: 0 for a new file. Each merge of files adds 1.
     """
-    kind_type, fields = f"seamark-{kind}-v{KINDS[kind].version}", tuple(field_ids)
+    blob_type, fields = f"seamark-{kind}-v{KINDS[kind].version}", tuple(field_ids)
     properties = {
         _CREATED_BY: _describe_writer(),
         _TABLE_UUID: table_uuid,
@@ -270,8 +270,8 @@ def assemble_index_file(
         _ROWS: str(files.rows),
         _FILES: str(len(files)),
     }
-    properties[_CHECKSUM] = _compute_checksum(properties, kind_type, fields)
-    blobs = (Blob(FILES_TYPE, files.encode(KINDS[kind].alignment), fields), Blob(kind_type, blob, fields))
+    properties[_CHECKSUM] = _compute_checksum(properties, blob_type, fields)
+    blobs = (Blob(FILES_TYPE, files.encode(KINDS[kind].alignment), fields), Blob(blob_type, blob, fields))
     return write_puffin(blobs, properties)
 
 
@@ -285,13 +285,13 @@ def _describe_writer() -> str:
     return f"Seamark {importlib.metadata.version('seamark')}"
 
 
-def _compute_checksum(properties: dict[str, str], kind_type: str, fields: tuple[int, ...]) -> str:
+def _compute_checksum(properties: dict[str, str], blob_type: str, fields: tuple[int, ...]) -> str:
     """Return the CRC-32 of the footer's properties, blob type and field ids, as 8 hexadecimal digits.
 
     Offsets and lengths are not included, because they are checked separately.
     """
     values = [f"{key}={properties[key]}" for key in sorted(properties) if key != _CHECKSUM]
-    text = "\n".join([*values, kind_type, ",".join(map(str, fields))])
+    text = "\n".join([*values, blob_type, ",".join(map(str, fields))])
     return f"{isal_zlib.crc32(text.encode()):08x}"
 
 

@@ -88,7 +88,7 @@ def get_form(kind: str) -> Form | None:
     return Form.STRINGS if kind.startswith("fixed[") else None
 
 
-def get_source_code(kind: str) -> int:
+def get_packer_type_code(kind: str) -> int:
     """Return the code by which the C packer reads stored bounds of an Iceberg type, or NO_ORDER if it has no order."""
     form = get_form(kind)
     if form is None:
@@ -258,7 +258,11 @@ class PackedColumn:
         return self._memory[offset : offset + size].tobytes()
 
     def _read_string(self, row: int) -> bytes:
-        """Return the string of a row, which is present."""
+        """Return the string of a row, which is present.
+
+        A string consists of the common prefix of the column, a head of at most `width` bytes, which is stored as a code
+        (a number), and a tail. The array `ends` has the end of each tail in the bytes of all tails.
+        """
         packed_values = self.packed
         if packed_values.width == 0:
             return packed_values.common

@@ -36,13 +36,13 @@ def _to_json_column(column: pa.Array) -> list[Any]:
     try:
         values: list[Any] = column.to_pylist()
     except (OverflowError, ValueError):  # Python supports only dates in the years 1 to 9999.
-        return _format_far_times(column)
+        return _format_times_of_any_year(column)
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_string(kind) or pa.types.is_null(kind):
         return values
     return [convert_to_json(value) for value in values]
 
 
-def _format_far_times(column: pa.Array) -> list[str | None]:
+def _format_times_of_any_year(column: pa.Array) -> list[str | None]:
     """Format dates and timestamps of any year in the same way as Trino.
 
     Raises:

@@ -241,13 +241,16 @@ def check_route_prefix(prefix: str) -> str:
 
 
 def check_path_separator(separator: str) -> None:
-    """Check the separator of namespaces in the configuration of another catalog, which clients write into paths.
+    """Check the separator between the levels of a namespace, which is in the configuration of another catalog.
+
+    Clients write the separator into paths of requests. The other catalog is not trusted, so the names of its namespaces
+    must not lead to other paths of its host.
 
     Raises:
-        BadRequest: The separator ends a part of a path, so that namespaces could lead to other paths of the host.
+        BadRequest: The separator contains a character that separates path segments or ends a path.
     """
     if not _PATH_MARKS.isdisjoint(separator):
-        raise BadRequest(f"The separator {separator[:100]!r} of its namespaces ends a part of a path")
+        raise BadRequest(f"The separator {separator[:100]!r} of its namespaces contains one of the characters / \\ ? #")
 
 
 def check_new_name(name: str, subject: str) -> str:

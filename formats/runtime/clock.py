@@ -16,7 +16,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """The port to times and random numbers."""
+    """The interface for times and random numbers. A simulation replaces the system's clock by a simulated clock."""
 
     def now_ms(self) -> int:
         """Return milliseconds since the Unix epoch, UTC."""
@@ -32,7 +32,7 @@ class Clock(Protocol):
         """
 
     def draw_bytes(self, count: int) -> bytes:
-        """Return `count` random bytes. Those of the system clock are cryptographically strong."""
+        """Return `count` random bytes. The bytes of `SystemClock` are cryptographically strong."""
 
     def uuid4(self) -> uuid.UUID:
         """Return a random UUID (RFC 9562, version 4)."""
@@ -74,8 +74,8 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @cache
-def _find_machine_id() -> str:
-    """Return the id of the machine's last start."""
+def _find_boot_id() -> str:
+    """Return the id that the operating system has chosen at the machine's last start."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
@@ -93,7 +93,8 @@ class SystemClock:
 
     @property
     def machine(self) -> str:
-        return _find_machine_id()
+        """The id of the machine's last start. Times of `monotonic` begin again at a start."""
+        return _find_boot_id()
 
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000

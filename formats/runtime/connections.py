@@ -84,16 +84,16 @@ class ConnectionLimits:
 
 
 @dataclass(frozen=True)
-class Answers:
+class DirectAnswers:
     """Functions for answers that are sent without a handler.
 
     Attributes:
         respond: Returns an answer with a status, a type and a message.
-        unreadable: Counts a request that is not HTTP.
+        count_unreadable: Counts a request that is not HTTP.
     """
 
     respond: Callable[[int, str, str], web.Response]
-    unreadable: Callable[[], None]
+    count_unreadable: Callable[[], None]
 
 
 def compute_connections_max(limit: int, *, files_each: int, minimum: int) -> int:
@@ -140,31 +140,33 @@ class Connection(RequestHandler):
     """A connection. The base class reads requests and writes answers."""
 
     __slots__ = (
-        "_guard",
+        "_all_connections",
+        "_discards_input",
         "_handshake",
         "_header_bytes",
         "_header_timer",
-        "_is_leaving",
         "_last_body",
         "_send_timer",
         "address",
         "admitted",
     )
 
-    def __init__(self, guard: Connections, handshake: Handshake | None, **options: Any) -> None:
+    def __init__(self, connections: Connections, handshake: Handshake | None, **options: Any) -> None:
         """Create a connection.
 
         Args:
-            guard: The connections of the worker.
+            connections: All connections of the worker, with their limits.
             handshake: The handshake that is counted instead of the connection until it is complete.
             options: The options of aiohttp's RequestHandler.
         """
-        super().__init__(guard, **options)
+        super().__init__(connections, **options)
         self._handshake = handshake
         self.address = ""
         self.admitted = False
-        self._is_leaving = False
-        self._guard = guard
+        """Whether the connection was accepted, and not answered with 429."""
+        self._discards_input = False
+        """Whether further input is discarded, because the connection will soon be closed."""
+        self._all_connections = connections
         self._header_bytes = 0
         # The body of the last request whose header was parsed. While it is incomplete, the next bytes are not a header.
         self._last_body: StreamReader | None = None
@@ -189,13 +191,13 @@ class Connection(RequestHandler):
         """
         self.address = _get_address(transport)
         if self._handshake is not None:
-            self._guard.release(self._handshake)
+            self._all_connections.release(self._handshake)
             self._handshake = None
-        if not self._guard.admit(self):
+        if not self._all_connections.admit(self):
             self._force_close = True
             socket_transport = cast(asyncio.Transport, transport)
-            if not self._guard.is_shut:
-                socket_transport.write(self._guard.crowded)
+            if not self._all_connections.is_shut:
+                socket_transport.write(self._all_connections.crowded_response)
             socket_transport.close()
             return
         self.admitted = True
@@ -209,7 +211,7 @@ class Connection(RequestHandler):
         for timer in (self._header_timer, self._send_timer):
             if timer is not None:
                 timer.cancel()
-        self._guard.release(self)
+        self._all_connections.release(self)
         waiter, task = self._waiter, self._task_handler
         super().connection_lost(exc)
         if waiter is not None and waiter.done() and task is not None:
@@ -223,7 +225,7 @@ class Connection(RequestHandler):
         If the parser has read a request, its header is complete, and its timer ends. Otherwise, the bytes are a part of
         a header, unless the body of the previous request is incomplete.
         """
-        if self._is_leaving:
+        if self._discards_input:
             return
         previous_count, previous_body = self._request_count, self._last_body
         # The base class also calls this without data, for each request.
@@ -231,20 +233,20 @@ class Connection(RequestHandler):
         try:
             super().data_received(data)
         except Exception as error:  # noqa: BLE001  the event loop would log the message, which may quote a header
-            self._guard.count_unreadable(self, error)
+            self._all_connections.count_unreadable(self, error)
             self.force_close()
             return
         if self._request_count != previous_count:
             self._header_bytes = 0
             _, self._last_body = self._messages[-1]
             if self._header_timer is not None:
-                self._guard.record_header(self)
+                self._all_connections.record_header(self)
                 self._header_timer.cancel()
                 self._header_timer = None
         elif is_header:
             self._header_bytes += len(data)
-            if self._header_bytes > self._guard.limits.header_bytes:
-                self._leave_header()
+            if self._header_bytes > self._all_connections.limits.header_bytes:
+                self._refuse_large_header()
             elif self._header_timer is None and not self._is_in_flight():
                 self._start_header_timer()
 
@@ -257,7 +259,7 @@ class Connection(RequestHandler):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._await_client()
+        self._start_send_timer()
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -270,12 +272,12 @@ class Connection(RequestHandler):
 
         The client has a short time to read the answer. Then the base class closes the connection.
         """
-        self._is_leaving = True
+        self._discards_input = True
         self._lingering_time = _LEAVING_S
         self._pause_transport_reading()
 
     def _resume_transport_reading(self) -> None:
-        if not self._is_leaving:
+        if not self._discards_input:
             super()._resume_transport_reading()
 
     def handle_error(
@@ -286,14 +288,14 @@ class Connection(RequestHandler):
         The answer has no text of the exception, which may quote the request.
         """
         if status == 400:
-            self._guard.count_unreadable(self, exc)
+            self._all_connections.count_unreadable(self, exc)
             status, kind, message = explain_unreadable(exc)
         else:
             _log.error("request failed outside of its handler", status=status, **_trace_error(exc))
             kind, message = "InternalServerError", "Internal error; see the server's log"
         if request.writer.output_size > 0:
             raise ConnectionError("The response has already started, so it cannot be replaced")
-        response = self._guard.answers.respond(status, kind, message)
+        response = self._all_connections.answers.respond(status, kind, message)
         response.headers["Server"] = "seamark"
         response.force_close()
         return response
@@ -305,7 +307,7 @@ class Connection(RequestHandler):
     def _start_header_timer(self) -> None:
         request_count = self._request_count
         self._header_timer = self._loop.call_later(
-            self._guard.limits.header_timeout_s, self._stop_waiting, request_count
+            self._all_connections.limits.header_timeout_s, self._stop_waiting, request_count
         )
 
     def _stop_waiting(self, request_count: int) -> None:
@@ -320,16 +322,16 @@ class Connection(RequestHandler):
         if self._is_in_flight():  # The header after a request in flight is not late.
             self._start_header_timer()
             return
-        self._refuse("header too slow", self._guard.slow)
+        self._refuse("header too slow", self._all_connections.slow_header_response)
         self.force_close()
 
-    def _leave_header(self) -> None:
-        """Discard further input for a short time.
+    def _refuse_large_header(self) -> None:
+        """Answer that the header is too large, discard further input for a short time, and then close the connection.
 
         If a connection is closed with unread input, the client does not receive the answer.
         """
-        self._is_leaving = True
-        self._refuse("header too large", self._guard.too_large)
+        self._discards_input = True
+        self._refuse("header too large", self._all_connections.large_header_response)
         if self._header_timer is not None:
             self._header_timer.cancel()
         self._header_timer = self._loop.call_later(_LEAVING_S, self.force_close)
@@ -341,14 +343,14 @@ class Connection(RequestHandler):
             event: The text of the event.
             answer: The complete bytes of the answer.
         """
-        self._guard.note(event, self.address)
+        self._all_connections.note(event, self.address)
         if self.transport is not None:
             self.transport.write(answer)
 
-    def _await_client(self) -> None:
+    def _start_send_timer(self) -> None:
         """Start the timer that checks whether the client reads the answer."""
         self._send_timer = self._loop.call_later(
-            self._guard.limits.send_timeout_s, self._check_sent, self._count_buffered_bytes()
+            self._all_connections.limits.send_timeout_s, self._check_sent, self._count_buffered_bytes()
         )
 
     def _count_buffered_bytes(self) -> int:
@@ -364,9 +366,9 @@ class Connection(RequestHandler):
         """
         self._send_timer = None
         if self._count_buffered_bytes() <= previous_bytes - _PROGRESS_BYTES:
-            self._await_client()
+            self._start_send_timer()
             return
-        self._guard.note("answer not read", self.address)
+        self._all_connections.note("answer not read", self.address)
         if self.transport is not None:
             self.transport.abort()
 
@@ -380,30 +382,30 @@ class Handshake(SSLProtocol):
 
     idle_since: float | None = None
 
-    def __init__(self, guard: Connections, tls: ssl.SSLContext) -> None:
-        self._guard = guard
+    def __init__(self, connections: Connections, tls: ssl.SSLContext) -> None:
+        self._all_connections = connections
         self._raw_transport: asyncio.Transport | None = None
         self.address = ""
         super().__init__(
             asyncio.get_running_loop(),
-            guard.create_connection(self),
+            connections.create_connection(self),
             tls,
-            cast(Any, None),
+            cast(Any, None),  # No `waiter`: this future would receive the result of the handshake.
             server_side=True,
-            ssl_handshake_timeout=cast(int, guard.limits.header_timeout_s),  # A timeout may be a float.
+            ssl_handshake_timeout=cast(int, connections.limits.header_timeout_s),  # A timeout may be a float.
         )
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.address = _get_address(transport)
         socket_transport = cast(asyncio.Transport, transport)
-        if not self._guard.admit(self):
+        if not self._all_connections.admit(self):
             socket_transport.abort()
             return
         self._raw_transport = socket_transport
         super().connection_made(socket_transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self._guard.release(self)
+        self._all_connections.release(self)
         if self._raw_transport is not None:
             super().connection_lost(exc)
 
@@ -423,7 +425,7 @@ class Connections(web.Server):
     """
 
     def __init__(
-        self, inner: web.Server, limits: ConnectionLimits, answers: Answers, tls: ssl.SSLContext | None = None
+        self, inner: web.Server, limits: ConnectionLimits, answers: DirectAnswers, tls: ssl.SSLContext | None = None
     ) -> None:
         options = {**inner._kwargs, "lingering_time": _LINGERING_S}
 
@@ -436,8 +438,8 @@ class Connections(web.Server):
             return answer
 
         def handle(request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
-            # Otherwise aiohttp would answer this before any handler and middleware. Its answer contains its version,
-            # and quotes the header.
+            # Without this check, aiohttp would answer an unknown Expect header before any handler and middleware. Its
+            # answer contains its version, and quotes the header.
             expected = request.headers.get("Expect")
             is_usual = expected is None or expected.strip().lower() in ("", "100-continue")
             return inner.request_handler(request) if is_usual else refuse()
@@ -451,9 +453,15 @@ class Connections(web.Server):
         )
         self.limits = limits
         self.answers = answers
-        self.crowded = self._format_response(429, TooManyRequests.type, "Too many connections; use those that are open")
-        self.slow = self._format_response(408, RequestTimeout.type, "The header of the request took too long to arrive")
-        self.too_large = self._format_response(431, HEADER_TOO_LARGE, "The header of the request is too large")
+        self.crowded_response = self._format_response(
+            429, TooManyRequests.type, "Too many connections; use those that are open"
+        )
+        self.slow_header_response = self._format_response(
+            408, RequestTimeout.type, "The header of the request took too long to arrive"
+        )
+        self.large_header_response = self._format_response(
+            431, HEADER_TOO_LARGE, "The header of the request is too large"
+        )
         self._tls = tls
         self.is_shut = False
         self._addresses: Counter[str] = Counter()
@@ -461,10 +469,12 @@ class Connections(web.Server):
         self._silent: dict[Connection | Handshake, None] = {}
         """The connections that have not sent a request, oldest first."""
         self._idle: dict[str | None, deque[tuple[float, Connection | Handshake]]] = {}
-        """The start of the idle time and the connection, for the longest idle connections by address. None: of all
-        addresses.
+        """The connections that have been idle longest, with the start of their idle time, by address.
+
+        The key None has the connections of all addresses.
         """
         self._notices: dict[str, tuple[float, int]] = {}
+        """The time of the last log entry of an event, and the number of equal events since then, by event."""
 
     def __call__(self) -> RequestHandler:
         if self._tls is not None:
@@ -524,7 +534,7 @@ class Connections(web.Server):
 
     def count_unreadable(self, connection: Connection, error: BaseException | None) -> None:
         """Count a request that is not HTTP."""
-        self.answers.unreadable()
+        self.answers.count_unreadable()
         self.note("request is not HTTP", connection.address, error=type(error).__name__)
 
     def note(self, event: str, address: str, **fields: Any) -> None:
@@ -547,7 +557,7 @@ class Connections(web.Server):
     def _format_response(self, status: int, kind: str, message: str) -> bytes:
         """Return the bytes of an answer that is sent although no request was read.
 
-        The arguments are those of `Answers.respond`.
+        The arguments are those of `DirectAnswers.respond`.
         """
         response = self.answers.respond(status, kind, message)
         body = response.body
@@ -615,7 +625,7 @@ class ConnectionRunner(web.AppRunner):
         self,
         app: web.Application,
         limits: ConnectionLimits,
-        answers: Answers,
+        answers: DirectAnswers,
         *,
         tls: ssl.SSLContext | None = None,
         **options: Any,

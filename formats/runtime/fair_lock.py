@@ -56,10 +56,12 @@ class FairLock:
             work: A function that runs in the thread.
             group: A group of holders. See `finish`.
         """
-        return await self.finish(holder, lambda: _in_thread(work), group=group)
+        return await self.run_to_end(holder, lambda: _in_thread(work), group=group)
 
-    async def finish(self, holder: str, start: Callable[[], Coroutine[Any, Any, T]], *, group: str | None = None) -> T:
-        """Await the work that `start` returns, and return its result.
+    async def run_to_end(
+        self, holder: str, start: Callable[[], Coroutine[Any, Any, T]], *, group: str | None = None
+    ) -> T:
+        """Wait for the lock, run the work that `start` returns to its end, and return its result.
 
         The lock is held until the work ends, even if the caller is cancelled earlier, because the work may have started
         a thread.

@@ -53,7 +53,11 @@ class RevokedCertificates:
         return serial_number in self._serial_numbers.get(issuer, ())
 
     def is_covered(self, certificate: bytes, now_ms: int) -> bool:
-        """Return whether the issuer of a certificate (DER) has a list that is not past its next update."""
+        """Return whether there is a certificate revocation list of the issuer of a certificate (DER) that is still
+        valid.
+
+        A list is valid until its next update. Without a valid list, it is unknown whether the certificate was revoked.
+        """
         try:
             issuer, _ = _read_issuer_and_number(certificate)
         except ValueError:

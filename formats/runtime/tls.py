@@ -349,8 +349,8 @@ class _IdentifiedContext(ssl.SSLContext):
     _files: tuple[Path, Path]
     _file_state: list[tuple[int, int, int]]
 
-    def identify(self, certificate: Path, key: Path) -> None:
-        """Load the certificate.
+    def load_client_certificate(self, certificate: Path, key: Path) -> None:
+        """Load the client certificate and its key, and remember the files, so that changed files are loaded again.
 
         Raises:
             ValueError: A file cannot be used. The message names both files.
@@ -411,7 +411,7 @@ def build_seamark_context(authorities: str | None = None) -> ssl.SSLContext | No
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_default_certs()
     _trust_authorities(context, authorities or os.environ.get(CA_VARIABLE))
-    context.identify(Path(certificate), Path(os.environ.get(CLIENT_KEY_VARIABLE) or certificate))
+    context.load_client_certificate(Path(certificate), Path(os.environ.get(CLIENT_KEY_VARIABLE) or certificate))
     return context
 
 
@@ -463,8 +463,8 @@ def trust_only(certificates: str) -> ssl.SSLContext:
 
 
 @cache
-def find_authorities_file() -> str | None:
-    """Return the file of authorities with which this process verifies an S3 store, or None for the system's.
+def find_or_create_authorities_file() -> str | None:
+    """Return the file of authorities that this process trusts for S3 stores, or None for the system's authorities.
 
     If AWS_CA_BUNDLE is set, it names the file. Otherwise, if SEAMARK_CA is set, the file is a new temporary file with
     the authorities of SEAMARK_CA and of the system. SEAMARK_CA is needed if the store is behind the objects gateway,

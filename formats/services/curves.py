@@ -124,10 +124,11 @@ def choose_cell_bounds(keys: npt.NDArray[np.bytes_], parts: int) -> npt.NDArray[
 
 
 def _find_cell_bound(keys: npt.NDArray[np.bytes_], target_position: float) -> tuple[int, bytes] | None:
-    """Return the position at which the highest bit changes, and the first key of the cell after it.
+    """Return the position of the best boundary between two cells, and the first key of the cell after the boundary.
 
-    If this bit changes several times, the position nearest to the target is returned. The first key of the cell has
-    zeros after this bit. If all keys are equal, the result is None.
+    A cell is the set of all keys with the same first bits. The best boundary is where the highest possible bit changes.
+    If this bit changes several times, it is the change nearest to the target. The first key of the cell has zeros after
+    this bit. If all keys are equal, the result is None.
 
     Args:
         keys: The keys in ascending order.

@@ -35,7 +35,7 @@ class ServiceProperty:
     """The meaning of an empty value in the output of `seamark policy`."""
 
 
-def is_whole_number(name: str) -> Requirement:
+def require_whole_number(name: str) -> Requirement:
     """Return the requirement that the property `name` is a positive integer of at most 64 bits."""
 
     def require(properties: Mapping[str, str]) -> str | None:
@@ -100,7 +100,7 @@ class TableService:
     """The prefixes of the properties of the service. If it is empty, the prefix is `seamark.<name>.`."""
     is_inherited: bool = True
     """Whether the properties of a namespace apply to its tables."""
-    steered_by: tuple[str, ...] = ()
+    affected_by: tuple[str, ...] = ()
     """The names of the other services whose properties also affect the jobs of this service.
 
     The user who set these properties needs the right to change the table.

@@ -17,8 +17,8 @@ from seamark.formats.services.service import (
     Requirement,
     ServiceProperty,
     TableService,
-    is_whole_number,
     require_parsed_by,
+    require_whole_number,
 )
 
 
@@ -36,7 +36,10 @@ def _require_layout(name: str) -> Requirement:
 
 
 def _require_statistics(name: str) -> Requirement:
-    """Return the requirement of a property of the statistics. The other property may be missing."""
+    """Return the requirement that the value of the statistics property `name` is valid.
+
+    It is checked alone, because the other properties of the statistics may be missing.
+    """
 
     def require(properties: Mapping[str, str]) -> None:
         statistics.StatisticsPolicy.from_properties({name: properties[name]})
@@ -69,9 +72,11 @@ COMPACTION = TableService(
     setting_help="Whether the server compacts tables without the property seamark.compaction.enabled: it merges small "
     "data files and applies deletes.",
     properties=(
-        ServiceProperty(compaction.MIN_FILES, str(compaction.MIN_FILES_DEFAULT), is_whole_number(compaction.MIN_FILES)),
+        ServiceProperty(
+            compaction.MIN_FILES, str(compaction.MIN_FILES_DEFAULT), require_whole_number(compaction.MIN_FILES)
+        ),
     ),
-    steered_by=("clustering",),
+    affected_by=("clustering",),
     rewrites_files=True,
     runs_on_spark=True,
 )
@@ -90,7 +95,7 @@ CLUSTERING = TableService(
         ServiceProperty(clustering.CURVE, clustering.HILBERT, _require_layout(clustering.CURVE)),
         ServiceProperty(clustering.JOINS, "", _require_layout(clustering.JOINS), "none"),
     ),
-    steered_by=("compaction",),
+    affected_by=("compaction",),
     rewrites_files=True,
     runs_on_spark=True,
     reads_joined_tables=True,
@@ -124,10 +129,10 @@ EXPIRATION = TableService(
         ServiceProperty(
             retention.MAX_SNAPSHOT_AGE,
             str(retention.MAX_SNAPSHOT_AGE_DEFAULT_MS),
-            is_whole_number(retention.MAX_SNAPSHOT_AGE),
+            require_whole_number(retention.MAX_SNAPSHOT_AGE),
         ),
-        ServiceProperty(retention.MIN_SNAPSHOTS, "1", is_whole_number(retention.MIN_SNAPSHOTS)),
-        ServiceProperty(retention.MAX_REF_AGE, "", is_whole_number(retention.MAX_REF_AGE)),
+        ServiceProperty(retention.MIN_SNAPSHOTS, "1", require_whole_number(retention.MIN_SNAPSHOTS)),
+        ServiceProperty(retention.MAX_REF_AGE, "", require_whole_number(retention.MAX_REF_AGE)),
     ),
     prefixes=("seamark.expiration.", "history.expire."),
 )
@@ -143,7 +148,7 @@ ORPHAN_FILES = TableService(
         ServiceProperty(
             retention.MIN_ORPHAN_AGE,
             str(retention.MIN_ORPHAN_AGE_DEFAULT_MS),
-            is_whole_number(retention.MIN_ORPHAN_AGE),
+            require_whole_number(retention.MIN_ORPHAN_AGE),
         ),
     ),
 )
@@ -177,7 +182,7 @@ MANIFESTS = TableService(
         ServiceProperty(
             manifest_policy.MIN_COUNT,
             str(manifest_policy.MIN_COUNT_DEFAULT),
-            is_whole_number(manifest_policy.MIN_COUNT),
+            require_whole_number(manifest_policy.MIN_COUNT),
         ),
     ),
 )
@@ -190,7 +195,7 @@ BUCKET_SPLITTING = TableService(
     priority=6,  # Compaction runs after this, because it would merge the files first.
     setting_help="Whether the server splits files that were written with fewer buckets, of tables without the "
     "property seamark.bucket-splitting.enabled.",
-    steered_by=("compaction",),
+    affected_by=("compaction",),
     rewrites_files=True,
 )
 
@@ -203,7 +208,7 @@ AUTO_ADVICE = TableService(
     setting_help="Whether the server applies proposals of the advisor to tables without the property "
     "seamark.auto-advice.enabled, measures them, and undoes those without a benefit.",
     properties=tuple(
-        ServiceProperty(name, str(default), is_whole_number(name))
+        ServiceProperty(name, str(default), require_whole_number(name))
         for name, default in (
             (auto_advice.BYTES_PER_DAY, auto_advice.BYTES_PER_DAY_DEFAULT),
             (auto_advice.SECONDS_PER_DAY, auto_advice.SECONDS_PER_DAY_DEFAULT),
@@ -236,7 +241,7 @@ def list_inherited_prefixes() -> tuple[str, ...]:
     )
 
 
-def list_steering_prefixes(name: str) -> tuple[str, ...]:
+def list_affecting_prefixes(name: str) -> tuple[str, ...]:
     """Return the prefixes of the properties that cause or affect the jobs of a service, or `()` for an unknown name.
 
     They are the service's own prefixes, and those of services whose properties it also reads.
@@ -244,5 +249,5 @@ def list_steering_prefixes(name: str) -> tuple[str, ...]:
     if name not in SERVICES:
         return ()
     service = SERVICES[name]
-    names = (service.name, *service.steered_by)
+    names = (service.name, *service.affected_by)
     return tuple(prefix for other in names for prefix in SERVICES[other].property_prefixes)

@@ -49,7 +49,8 @@ class Hdfs(StorageRules):
         return authority.lower() if ":" in authority else authority, path
 
     def make_bucket_key(self, bucket: str) -> str:
-        # A name without a port can also be a host.
+        # A name without a port is a nameservice, whose case matters, or a host, whose case does not. Both spellings of
+        # a host must be equal, so all names are in lower case.
         return bucket.lower()
 
     def normalize(self, address: str) -> str:

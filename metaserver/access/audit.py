@@ -111,7 +111,9 @@ class AuditLog:
         is_anonymous_refusal = principal_name == ANONYMOUS_NAME and status in _DENIED
         if status in _DENIED:
             self._record_refusal_counts()
-            if not self._refusals.is_written(principal_name, remote or "", unauthenticated=is_anonymous_refusal):
+            if not self._refusals.count_and_check_limit(
+                principal_name, remote or "", unauthenticated=is_anonymous_refusal
+            ):
                 return False
         record = AuditRecord(
             id=self._make_id(),
@@ -141,7 +143,7 @@ class AuditLog:
             closing: Whether to queue the records before the minute has ended.
         """
         now_ms = self._clock.now_ms()
-        for refusals in self._refusals.take_due(now_ms, closing=closing):
+        for refusals in self._refusals.end_window_if_due(now_ms, closing=closing):
             if self._queue.full():
                 self.dropped += 1
                 continue

@@ -105,12 +105,12 @@ class Authenticator:
             statement_tokens: The logins of SQL statements.
             verifiers: The verifiers of OIDC issuers, by URL.
             certificates: Finds the principals of client certificates. If it is None, certificates are not logins.
-            warehouse_store: The pointer store of a further warehouse, which contains the grants. The rights that a
-                token states do not count there. It is None for the server's own warehouse.
+            warehouse_store: The pointer store of an additional warehouse of the server, which contains the grants. The
+                rights that a token states do not count there. It is None for the server's own warehouse.
         """
         self._settings = settings
         self._grants = store if warehouse_store is None else warehouse_store
-        self._is_further = warehouse_store is not None
+        self._is_additional_warehouse = warehouse_store is not None
         self._mode = settings.auth
         self._host = settings.host.lower()
         self._is_here = memoize(1024)(self._names_this_machine)
@@ -214,7 +214,7 @@ class Authenticator:
     async def _log_in_by_certificate(self, identity: CertificateIdentity) -> Principal:
         if not identity.name:
             raise Unauthenticated(f"The client's certificate names no principal: {identity.problem}")
-        stated_grants = () if self._is_further else identity.roles
+        stated_grants = () if self._is_additional_warehouse else identity.roles
         grants, groups = await load_grants(self._grants, identity.name, identity.groups, stated_grants)
         return Principal(identity.name, grants, "certificate", groups)
 
@@ -243,7 +243,7 @@ class Authenticator:
             raise Unauthenticated(f"The token is not from the issuer {' or '.join(self._verifiers)}")
         identity = await verifier.identify(bearer, parsed_token)
         # The roles in a token are rights in the server's own warehouse, so they do not count in a further warehouse.
-        stated_grants = () if self._is_further else identity.roles
+        stated_grants = () if self._is_additional_warehouse else identity.roles
         grants, groups = await load_grants(self._grants, identity.name, identity.groups, stated_grants)
         principal = Principal(identity.name, grants, "oidc", groups)
         return Login(principal, None, identity.expires_ms, identity.certificate_digest)

@@ -21,7 +21,7 @@ database only if the grants are not sufficient, to determine whether the princip
 | privileges on the server | tokens, replicas and warehouses |
 
 Each warehouse has its own catalog, and a grant in one warehouse gives no rights in another. Tokens, replicas and
-warehouses belong to the server, so no principal has a right on them in a further warehouse (`WarehouseAuthorizer`).
+warehouses belong to the server, so no principal has a right on them in an additional warehouse (`WarehouseAuthorizer`).
 
 A drop needs only `drop`, because it can be undone. `purgeRequested` on a drop also needs only `drop`, because files
 stay until the retention ends. An operation on several objects needs its privileges on each object, and the caller
@@ -80,7 +80,7 @@ class Rule(msgspec.Struct, frozen=True):
     """The privileges that the operation needs."""
     scope: Scope = Scope.OBJECT
     read_only: bool = False
-    """Whether the operation changes nothing. An operation that needs at most `read` always changes nothing."""
+    """Whether the audit log does not record the operation as a change, although it needs more than `read`."""
     recorded: bool = False
     """Whether the audit log records the operation, even though it changes nothing."""
 
@@ -90,6 +90,7 @@ _READER = ROLE_BITS["reader"]
 
 
 def _make_rules() -> dict[str, Rule]:
+    """Return the rule of each operation, by operation id. Without a scope, the rule concerns the object (`Scope`)."""
     operations = {
         BROWSE: """loadNamespaceMetadata loadTable tableExists loadView viewExists loadFunction
             listDropped listTimeline listTableTimeline getEvents
@@ -125,6 +126,7 @@ def _make_rules() -> dict[str, Rule]:
         rules[name] = Rule(CREATE | WRITE, Scope.CATALOG)
     for name in ("runStatement", "cancelStatement", "aggregate"):
         rules[name] = Rule(READ, recorded=True)
+    # With `read_only`, the audit log does not record the operation as a change.
     for name in ("appendRows", "appendRowsToTables"):
         rules[name] = Rule(WRITE, read_only=True)
     rules["makePlanView"] = Rule(READ | CREATE, read_only=True)
@@ -171,7 +173,7 @@ def needs_writer(operation: str) -> bool:
 
 
 def is_recorded(operation: str) -> bool:
-    """Return whether the audit log records the operation with every outcome."""
+    """Return whether the audit log records the operation with every outcome. It records denials of all operations."""
     return find_rule(operation).recorded or is_audited_change(operation)
 
 
@@ -211,7 +213,7 @@ class Authorizer(ABC):
         """
 
     @abstractmethod
-    def is_uniform(self, principal: Principal, operation: str, namespace: NamespacePath) -> bool:
+    def allows_everywhere(self, principal: Principal, operation: str, namespace: NamespacePath) -> bool:
         """Return whether `principal` may certainly do `operation` on every object in a namespace."""
 
     @abstractmethod
@@ -280,7 +282,7 @@ class Authorizer(ABC):
             Forbidden: The principal may not browse or create an object with the name. The answer does not depend on
                 whether the object exists.
         """
-        _, denied_bits = decisions.find_bits(principal.grants, securable)
+        _, denied_bits = decisions.find_privilege_bits(principal.grants, securable)
         if denied_bits & (BROWSE | CREATE) or not await self.allows(principal, "tableExists", securable):
             raise Forbidden(
                 f"{principal.name} may not {operation} in {show_path(securable.namespace)} with the name "
@@ -402,7 +404,7 @@ class GrantAuthorizer(Authorizer):
         else:
             scope = f"namespace {show_path(securable.namespace)} or one above it"
         place = f" in {show_path(securable.namespace)}" if securable.namespace else ""
-        _, denied_bits = decisions.find_bits(principal.grants, securable)
+        _, denied_bits = decisions.find_privilege_bits(principal.grants, securable)
         if denied_bits & rule.bits:
             names = " and ".join(list_names(denied_bits & rule.bits))
             return f"{principal.name} may not {operation}{place}: a grant denies it {names} there"
@@ -413,7 +415,7 @@ class GrantAuthorizer(Authorizer):
             f"An admin grants it with: {format_grant_command(principal, rule.bits, granted_securable)}"
         )
 
-    def is_uniform(self, principal: Principal, operation: str, namespace: NamespacePath) -> bool:
+    def allows_everywhere(self, principal: Principal, operation: str, namespace: NamespacePath) -> bool:
         grants = principal.grants
         return not any(grant.deny for grant in grants) and allows_operation(grants, operation, Securable(namespace))
 
@@ -436,6 +438,7 @@ class GrantAuthorizer(Authorizer):
         return tuple(decisions.list_namespaces_with(principal.grants, OWN_CREATED))
 
     def list_reusing_namespaces(self, principal: Principal) -> tuple[NamespacePath, ...]:
+        """Return the namespaces in which `principal` may create objects at the locations of dropped objects."""
         # A denial may concern the dropped object, under its last name or an earlier name.
         if any(grant.deny for grant in principal.grants) and not decisions.have_privileges(
             principal.grants, WAREHOUSE, MANAGE_GRANTS
@@ -447,7 +450,10 @@ class GrantAuthorizer(Authorizer):
 
 
 class WarehouseAuthorizer(GrantAuthorizer):
-    """The authorizer of a further warehouse, which denies operations on tokens, replicas and warehouses."""
+    """The authorizer of an additional warehouse of a server.
+
+    It denies operations on tokens, replicas and warehouses, because these belong to the server.
+    """
 
     async def require(
         self, principal: Principal, operation: str, securable: Securable, shown_name: str | None = None

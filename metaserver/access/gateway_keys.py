@@ -91,6 +91,10 @@ class GatewayKeys:
         staged: bool = False,
         namespace: tuple[str, ...] = (),
     ) -> VendedKeys:
+        """Return keys with which a client can read, or also write, the files of a table through the gateway.
+
+        The session token contains the grant and a signature, so the server stores nothing.
+        """
         grant = ObjectGrant(
             table_uuid, location, writable, principal_name, self._get_expiry_ms(), pinned, staged, namespace
         )
@@ -107,8 +111,8 @@ class GatewayKeys:
         """
         return f"{self._get_expiry_ms()}-{self._keyring.find_signing_key(_PURPOSE)[0].hex()}"
 
-    def open(self, token: str, access_key_id: str) -> tuple[ObjectGrant, str]:
-        """Return the grant of a token, and the secret of its access key.
+    def verify(self, token: str, access_key_id: str) -> tuple[ObjectGrant, str]:
+        """Verify a token, and return its grant and the secret of its access key. Cache both for later requests.
 
         Raises:
             Forbidden: The catalog did not issue the token, it has expired, or it belongs to a different access key.
@@ -124,6 +128,7 @@ class GatewayKeys:
         return grant_and_secret
 
     def _verify(self, token: str, access_key_id: str) -> tuple[ObjectGrant, str]:
+        """Check the signature of a token and its access key, without the cache. The expiry is not checked."""
         try:
             if len(token) > TOKEN_CHARS_MAX:
                 raise ValueError

@@ -52,7 +52,7 @@ async def check_logins(settings: Settings, store: PointerStore, clock: Clock) ->
             "auth = token, but there is no live token, so no client could log in. Create one:\n  "
             + format_token_command(settings)
         )
-    if settings.auth == "cert" and not any(rule.states_rights for rule in read_rules(settings)):
+    if settings.auth == "cert" and not any(rule.has_rights_outside_database for rule in read_rules(settings)):
         if not await store.grants(None):
             _log.warning(
                 "no client certificate has a grant: add one with seamark grant add cert:<name>, or roles to the rules"

@@ -31,7 +31,7 @@ from seamark.formats.runtime.errors import BadRequest, ConfigError, RetryLater, 
 from seamark.formats.runtime.tls import build_client_context
 from seamark.metaserver.access import jwt
 from seamark.metaserver.access.bearer_files import read_bearer_token
-from seamark.metaserver.access.principal import ROLE_PREFIX, check_granted, parse_role
+from seamark.metaserver.access.principal import ROLE_PREFIX, check_grantable_role, parse_role
 from seamark.metaserver.settings.issuers import GROUP_SUFFIX, IssuerSettings, read_issuers
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Grant
@@ -137,7 +137,7 @@ class Oidc:
                 continue
             try:
                 if text.startswith(ROLE_PREFIX):
-                    grants.append(Grant(name, check_granted(text)))
+                    grants.append(Grant(name, check_grantable_role(text)))
                     continue
                 role, path = parse_role(text)
             except BadRequest:

@@ -162,8 +162,8 @@ def check_role(text: str) -> Role:
         raise BadRequest(f"{text[:40]!r} is not a role; the roles are {', '.join(Role)}") from None
 
 
-def check_granted(text: str) -> str:
-    """Check that a text is valid as the role of a grant, and return it.
+def check_grantable_role(text: str) -> str:
+    """Check that a text is a role or privilege that a grant can give, and return it.
 
     Raises:
         BadRequest: The text is neither a privilege, nor a fixed role, nor a role of the operator.
@@ -203,7 +203,7 @@ def make_grant(
     if namespace:
         check_namespace(namespace)
     check_principal_name(principal)
-    check_granted(role)
+    check_grantable_role(role)
     if kind in (TABLE, VIEW, FUNCTION):
         if not namespace:
             raise BadRequest(f"The {kind} {name[:40]!r} has no namespace; name its namespace")

@@ -129,8 +129,8 @@ def find_key_file(settings: Settings) -> Path:
     return Path(settings.encryption_key_file or settings.home / KEY_FILE_NAME).expanduser()
 
 
-def make_key(clock: Clock) -> str:
-    """Return a new key in base64, the format of the file and the setting."""
+def make_encryption_key(clock: Clock) -> str:
+    """Return a new random key in base64, the format of the key file and of the setting `encryption_key`."""
     return base64.b64encode(clock.draw_bytes(KEY_BYTES)).decode()
 
 
@@ -139,7 +139,7 @@ def _create_key_file(path: Path, clock: Clock) -> None:
     text = "# Encrypts the signing keys in Seamark's database. Keep it secret, and apart from copies of the database.\n"
     temporary_path = path.with_name(f".{path.name}-{clock.draw_bytes(8).hex()}")
     try:
-        create_private(temporary_path, (text + make_key(clock) + "\n").encode())
+        create_private(temporary_path, (text + make_encryption_key(clock) + "\n").encode())
         try:
             os.link(temporary_path, path)
         except FileExistsError:
@@ -153,6 +153,11 @@ def _create_key_file(path: Path, clock: Clock) -> None:
 
 
 def _read_key_file(path: Path, settings: Settings) -> list[bytes]:
+    """Return the keys in the key file, in the order of its lines.
+
+    Raises:
+        ConfigError: The file cannot be read, other accounts can access it, or it contains no valid key.
+    """
     try:
         status = path.stat()
         text = path.read_text("ascii")

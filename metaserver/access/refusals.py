@@ -37,8 +37,11 @@ class Refusals:
         self._counts: dict[tuple[str, str], int] = {}
         self._unauthenticated_keys: set[tuple[str, str]] = set()
 
-    def is_written(self, principal: str, remote: str, *, unauthenticated: bool) -> bool:
-        """Count one refusal, and return whether to write it. The caller must call `take_due` first."""
+    def count_and_check_limit(self, principal: str, remote: str, *, unauthenticated: bool) -> bool:
+        """Count one refusal, and return whether the limit allows to record it individually.
+
+        The caller must call `end_window_if_due` first, so that the count is that of the current window.
+        """
         key = (principal, remote)
         if key not in self._counts and len(self._counts) >= self._keys_max:
             key = (principal if unauthenticated else _OTHERS, _OTHERS)
@@ -47,17 +50,22 @@ class Refusals:
             self._unauthenticated_keys.add(key)
         return count <= self._limits[unauthenticated]
 
-    def take_due(self, now_ms: int, *, closing: bool = False) -> list[UnrecordedRefusals]:
-        """Return the unwritten refusals of the current window if it has ended, and begin the next window."""
+    def end_window_if_due(self, now_ms: int, *, closing: bool = False) -> list[UnrecordedRefusals]:
+        """Begin a new window if the current window has ended, and return the refusals that were only counted.
+
+        Args:
+            now_ms: The current time.
+            closing: Whether the server stops. The window then ends early, so that its counts are not lost.
+        """
         if now_ms - self._since_ms < WINDOW_MS and not closing:
             return []
-        refusals = [
-            UnrecordedRefusals(
-                principal, remote, count - self._limits[(principal, remote) in self._unauthenticated_keys]
-            )
-            for (principal, remote), count in self._counts.items()
-            if count > self._limits[(principal, remote) in self._unauthenticated_keys]
-        ]
+        refusals = []
+        for key, count in self._counts.items():
+            is_unauthenticated = key in self._unauthenticated_keys
+            unrecorded_count = count - self._limits[is_unauthenticated]
+            if unrecorded_count > 0:
+                principal, remote = key
+                refusals.append(UnrecordedRefusals(principal, remote, unrecorded_count))
         self._since_ms = now_ms
         self._counts.clear()
         self._unauthenticated_keys.clear()

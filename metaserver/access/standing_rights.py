@@ -18,7 +18,11 @@ from seamark.metaserver.store.port import PointerStore
 
 
 class StandingRights:
-    """The rights of principals for which keys or jobs act. Without an authorizer, the grants in the store decide."""
+    """Checks whether a principal still has the rights that its access keys or background jobs use.
+
+    Keys and jobs act for a principal after its request has ended. Without an authorizer, the grants in the store
+    decide.
+    """
 
     def __init__(
         self, store: PointerStore, clock: Clock, settings: Settings, authorizer: Authorizer | None = None
@@ -27,7 +31,7 @@ class StandingRights:
         issuers = read_issuers(settings) if "oidc" in settings.auth else ()
         self._issuers = {issuer.name: issuer for issuer in issuers}
         self._certificates_state_rights = "cert" in settings.auth and any(
-            rule.states_rights for rule in read_rules(settings)
+            rule.has_rights_outside_database for rule in read_rules(settings)
         )
         self._authorizer = authorizer or GrantAuthorizer(store)
 

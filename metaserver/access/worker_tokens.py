@@ -70,7 +70,11 @@ def _state_claims(name: str, grants: Sequence[Grant], end_ms: int, groups: tuple
 
 
 def _measure_grant(grant: Grant) -> int:
-    """Return the number of bytes that a grant takes in the claims."""
+    """Return the number of bytes that a grant takes in the claims of a worker's token.
+
+    A token states a grant on a whole namespace as the path of the namespace. All other grants are exceptions, which are
+    stated with all of their fields: denials, and grants on single objects.
+    """
     is_exception = grant.deny or grant.name
     claim = (grant.namespace, grant.kind, grant.name, grant.deny) if is_exception else grant.namespace
     return len(msgspec.msgpack.encode(claim))

@@ -33,7 +33,7 @@ from seamark.metaserver.api.console import console
 from seamark.metaserver.api.http import idempotency
 from seamark.metaserver.api.http.components import COMPONENTS, ServerComponents
 from seamark.metaserver.api.http.dispatch import PREFIX, Router, add_endpoints
-from seamark.metaserver.api.http.forwarding import add_forwarding
+from seamark.metaserver.api.http.forwarding import add_warehouse_routes
 from seamark.metaserver.api.http.middleware import add_age, build_middleware
 from seamark.metaserver.api.indexes import builds, index_audit, index_state, index_unregistered, indexes
 from seamark.metaserver.api.lookups import bitmaps, cube_groups, layout, lookups, metadata
@@ -73,7 +73,7 @@ def build_app(components: ServerComponents) -> web.Application:
     for module in _WITH_COMPONENTS:
         module.add_components(app)
     add_routes(app, components.extensions, components.settings.prefix)
-    add_forwarding(app)
+    add_warehouse_routes(app)
     return app
 
 

@@ -15,7 +15,7 @@ def _sample_streams(components: ServerComponents) -> None:
     """Update the metrics of stream tables."""
     tables, now_ms = components.streams.tables.values(), components.clock.now_ms()
     counts = components.streams.counts
-    components.metrics.streams.count(
+    components.metrics.streams.set_totals(
         {
             "appended_rows": counts.rows,
             "appended_bytes": counts.size_bytes,
@@ -36,7 +36,9 @@ def _sample_streams(components: ServerComponents) -> None:
         return
     oldest_ms = min((table.oldest_ms for table in tables if table.oldest_ms is not None), default=now_ms)
     fresh_file_count = sum(len(table.list_fresh_files()) for table in tables)
-    components.metrics.streams.sample(row_count, components.streams.size_bytes, now_ms - oldest_ms, fresh_file_count)
+    components.metrics.streams.set_values(
+        row_count, components.streams.size_bytes, now_ms - oldest_ms, fresh_file_count
+    )
 
 
 async def sample_gauges(components: ServerComponents) -> None:
@@ -48,16 +50,16 @@ async def sample_gauges(components: ServerComponents) -> None:
             await asyncio.sleep(SAMPLE_INTERVAL_S)
         finally:
             metrics.flush()  # Flush at the end as well, because another worker reports these metrics.
-        metrics.load.sample(
+        metrics.load.set_values(
             clock.monotonic() - start_s - SAMPLE_INTERVAL_S, components.timeline.watchers, components.store.transacting
         )
-        metrics.requests.sample()
+        metrics.requests.set_values()
         if components.peers is not None:
             replicas, avoided_count = len(components.peers.membership.replicas), components.peers.objects.open_breakers
-            metrics.peers.sample(replicas, avoided_count, components.peers.read_counts())
+            metrics.peers.set_values(replicas, avoided_count, components.peers.read_counts())
         planner = components.planner.read_stats()
-        metrics.plans.sample(planner, components.catalog.plan_tables.refused)
-        metrics.caches.sample(
+        metrics.plans.set_values(planner, components.catalog.plan_tables.refused)
+        metrics.caches.set_values(
             {"views": planner.live_bytes + planner.added_bytes, **measure_named_caches()},
             components.catalog.documents.cache.read_stats(),
             components.indexes.read_stats().memory,

@@ -96,7 +96,7 @@ class Catalog:
 
         Args:
             caller: The principal that writes the files of the table.
-            token: The pass that the server issued when the table was staged.
+            token: The signed token that the server returned when the table was staged.
             namespace: The namespace of the table.
             name: The name for which the table was staged.
 

@@ -47,7 +47,7 @@ class ColumnRead(NamedTuple):
 
     Attributes:
         columns: The ids of the columns, from `select_columns_of_read`.
-        oldest_age_d: The age of the oldest partition in days. See `ColumnReads`.
+        oldest_age_d: The age in whole days of the oldest partition that was read, or `ALL_AGES` for the whole table.
     """
 
     uuid: str
@@ -145,8 +145,8 @@ class ColumnUsage:
             except BadRequest as error:
                 _log.warning("reads of columns are not recorded", uuid=uuid, error=error.message)
 
-    async def list_table_reads(self, uuid: str) -> list[ColumnReads]:
-        """Return the reads of a table, including those that this server has not recorded yet."""
+    async def flush_and_list_table_reads(self, uuid: str) -> list[ColumnReads]:
+        """Write the counted reads to the database, and return all reads of the table."""
         await self.flush()
         return await self._context.store.list_column_reads(uuid, self.today - self.days, _LISTED_MAX)
 

@@ -35,7 +35,7 @@ from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.access.page_tokens import PageTokens
 from seamark.metaserver.catalog.database_limits import NamespaceSizes
 from seamark.metaserver.catalog.documents import Documents
-from seamark.metaserver.catalog.large_requests import LargeRequests
+from seamark.metaserver.catalog.large_requests import LargeRequestLock
 from seamark.metaserver.catalog.values import Caller, Page, PropertyChanges, make_owner
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.objects.warehouse import Warehouse
@@ -76,7 +76,10 @@ T = TypeVar("T")
 
 @dataclass
 class UnclaimedEntries:
-    """The entries of versions without claims whose locations are not known yet (`claims.create_missing_claims`)."""
+    """Entries whose locations are not known yet, because an earlier version of the server did not record them.
+
+    `claims.create_missing_claims` reads their locations from their metadata.
+    """
 
     unread: int = 0
     """The number of entries whose metadata could not be read from storage. Later entries were not read."""
@@ -99,7 +102,7 @@ class CatalogContext:
     timeline: Timeline
     pages: PageTokens
     unclaimed: UnclaimedEntries = field(default_factory=UnclaimedEntries)
-    large: LargeRequests = field(default_factory=LargeRequests)
+    large: LargeRequestLock = field(default_factory=LargeRequestLock)
     sizes: NamespaceSizes = field(default_factory=NamespaceSizes)
 
     async def require_namespace(self, path: NamespacePath) -> Namespace:
@@ -191,7 +194,8 @@ class CatalogContext:
             target_namespace: The namespace of the table or view.
 
         Raises:
-            BadRequest: A property controls clients, or has an invalid location.
+            BadRequest: The name of a property is reserved for settings that the server sends to clients, or a property
+                has an invalid location.
             Forbidden: A changed property makes writers write to a location outside the caller's grants.
         """
         # The size includes the stored properties, because they are checked too, even if the request is short.
@@ -215,13 +219,13 @@ class CatalogContext:
             CommitUnknown: The reply was lost, and the query for the instant failed as well. The caller must not delete
                 any file of the transaction.
         """
-        await self.sizes.require_room(self.store, self.settings, self.clock, operations)
+        await self.sizes.check_and_count_additions(self.store, self.settings, self.clock, operations)
         instant = next((operation.instant for operation in operations if isinstance(operation, RecordInstant)), None)
         try:
             await self.store.transact(operations)
         except CommitUnknown:
             is_pointer_swapped = any(isinstance(operation, SwapPointer) for operation in operations)
-            if instant is None or not await self._has_committed(
+            if instant is None or not await self._settle_commit(
                 instant, CommitConflict if is_pointer_swapped else RetryLater
             ):
                 raise
@@ -247,12 +251,13 @@ class CatalogContext:
                 await self.objects.delete(location)
             raise
 
-    async def _has_committed(self, instant: Instant, rollback_error: type[SeamarkError]) -> bool:
-        """Return whether a transaction with a lost reply was committed, or False if the database does not answer.
+    async def _settle_commit(self, instant: Instant, rollback_error: type[SeamarkError]) -> bool:
+        """Settle a transaction with a lost reply, and return whether it was committed.
 
-        If the instant is missing, the transaction may still be running in the database. Therefore the method inserts
-        a rolled-back instant with the same id. If the insert succeeds, the lost transaction can no longer commit. If
-        the id exists, the transaction has committed.
+        The result is False if the database does not answer. The transaction may still be running in the database.
+        Therefore the method inserts a rolled-back instant with the same id as the transaction's instant, which is its
+        record in the timeline. If the insert succeeds, the lost transaction can no longer commit. If the id exists, the
+        transaction has committed.
 
         Args:
             instant: The instant that the transaction records.
@@ -262,7 +267,7 @@ class CatalogContext:
         """
         for attempt in range(1, _SETTLE_TRIES_MAX + 1):
             try:
-                is_recorded = await self._was_recorded(instant)
+                is_recorded = await self._block_or_find_commit(instant)
             except SeamarkError:
                 # If the query fails, the outcome is unknown. On any other result, the caller would delete the files.
                 await self.back_off(attempt)
@@ -272,7 +277,12 @@ class CatalogContext:
             return True
         return False
 
-    async def _was_recorded(self, instant: Instant) -> bool:
+    async def _block_or_find_commit(self, instant: Instant) -> bool:
+        """Record a rolled-back instant with the id of `instant`, so that a transaction with this id can not commit.
+
+        Returns:
+            Whether the transaction had committed before. Then nothing is recorded.
+        """
         tombstone = structs.replace(
             instant, state=InstantState.ROLLED_BACK, completed_ms=self.clock.now_ms(), fingerprint=None
         )
@@ -414,10 +424,14 @@ class CatalogContext:
             )
         )
 
-    def remember(
+    def make_answer_record(
         self, caller: Caller, *, status: int, body: bytes | None = None, metadata_location: str | None = None
     ) -> list[Operation]:
-        """Return the operation that records the request's answer, or no operation without an idempotency key."""
+        """Return the operation that records the request's answer for repeated requests.
+
+        A repeated request has the same idempotency key, and gets the recorded answer. The list is empty if the request
+        has no such key.
+        """
         key = caller.idempotency
         if key is None:
             return []

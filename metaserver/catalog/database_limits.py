@@ -128,34 +128,40 @@ class _Size(msgspec.Struct):
 class NamespaceSizes:
     """The sizes of top-level namespaces.
 
-    Counting a namespace in the database is slow, so each replica adds its own additions to the last count. It counts
-    again after additions that may have used half of the free room, so that it includes those of other replicas.
+    Counting a namespace in the database is slow, so each replica adds its own additions to its last count. A replica
+    counts the namespace again after its additions may have used half of the free room. The new count includes the
+    additions of other replicas.
     """
 
     def __init__(self) -> None:
         self._known_sizes: dict[str, _Size] = {}
         self._count_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def require_room(
+    async def check_and_count_additions(
         self, store: PointerStore, settings: Settings, clock: Clock, operations: Sequence[Operation]
     ) -> None:
-        """Check that the operations stay within the limits of their namespaces.
+        """Check that the operations stay within the limits of their namespaces, and count what they add.
 
         Raises:
             Forbidden: A namespace would exceed its limit.
         """
         rows, characters = await _count_additions(store, operations)
-        for top in rows | characters:
-            count_lock = self._count_locks.setdefault(top, asyncio.Lock())
+        # The limits are those of top-level namespaces. A lower namespace counts as a part of its top-level namespace.
+        for top_namespace in rows | characters:
+            count_lock = self._count_locks.setdefault(top_namespace, asyncio.Lock())
             async with count_lock:
-                size = self._known_sizes.get(top)
-                if size is None or _must_count_again(size, rows[top], characters[top], settings, clock.monotonic()):
+                size = self._known_sizes.get(top_namespace)
+                if size is None or _must_count_again(
+                    size, rows[top_namespace], characters[top_namespace], settings, clock.monotonic()
+                ):
                     if len(self._known_sizes) >= _NAMESPACES_MAX:
                         self._known_sizes.clear()
-                    size = self._known_sizes[top] = _Size(clock.monotonic(), *await store.measure_namespace(top))
-                _check_limits(top, size, rows[top], characters[top], settings)
-                size.added_rows += rows[top]
-                size.added_characters += characters[top]
+                    size = self._known_sizes[top_namespace] = _Size(
+                        clock.monotonic(), *await store.measure_namespace(top_namespace)
+                    )
+                _check_limits(top_namespace, size, rows[top_namespace], characters[top_namespace], settings)
+                size.added_rows += rows[top_namespace]
+                size.added_characters += characters[top_namespace]
 
 
 async def _count_additions(store: PointerStore, operations: Sequence[Operation]) -> tuple[Counter[str], Counter[str]]:

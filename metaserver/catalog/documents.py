@@ -172,7 +172,7 @@ class Documents:
         return await asyncio.to_thread(_decode_stored_table, data, location)
 
     async def read_unregistered_view(self, location: str, limit_bytes: int) -> ViewMetadata:
-        """Return the metadata in a file to which no view refers yet. See `read_unregistered_table`."""
+        """Return the metadata in a file to which no view refers yet, from the storage and without caching them."""
         data = await self._read_unregistered(location, limit_bytes)
         return await asyncio.to_thread(decode_view, data, location)
 
@@ -181,7 +181,7 @@ class Documents:
         return await _decompress_by_size(data, location, limit_bytes)
 
     async def peek_view(self, location: str, limit_bytes: int = METADATA_BYTES_MAX) -> ViewMetadata:
-        """Return the metadata of a view without caching them. See `peek`."""
+        """Return the metadata of a view without caching them, so that they evict no documents that requests need."""
         cached_value = self._cache.get(("view", location))
         if isinstance(cached_value, ViewMetadata):
             return cached_value
@@ -252,7 +252,7 @@ class Documents:
             await self._wait_for_check(location, seen_s)
         elif now_s - seen_s >= _RECHECK_S / 2:
             # Start the next check early, so that requests for a table in use never wait for the storage.
-            self._check(location)
+            self._get_or_start_check(location)
 
     async def _wait_for_check(self, location: str, seen_s: float | None) -> None:
         """Wait until the task has checked the storage. If the request allows stale answers, wait only a short time.
@@ -260,17 +260,17 @@ class Documents:
         Args:
             seen_s: The monotonic time of the last successful check, or None.
         """
-        staleness, check = get_current_staleness(), self._check(location)
+        staleness, check = get_current_staleness(), self._get_or_start_check(location)
         if staleness is not None and seen_s is not None:
             await asyncio.wait((check,), timeout=staleness.wait_s)
             age_s = self._clock.monotonic() - seen_s
-            is_away = not check.done() or isinstance(check.exception(), RetryLater)
-            if is_away and staleness.allows(age_s):
+            is_unavailable = not check.done() or isinstance(check.exception(), RetryLater)
+            if is_unavailable and staleness.allows(age_s):
                 staleness.record_age(age_s)
                 return
         await asyncio.shield(check)
 
-    def _check(self, location: str) -> asyncio.Task[None]:
+    def _get_or_start_check(self, location: str) -> asyncio.Task[None]:
         """Return the running task that checks whether the file exists, or start it."""
         task = self._checks.get(location)
         if task is None:
@@ -335,7 +335,7 @@ class Documents:
         principal = get_current_principal()
         # Hold the queue until the decoder ends, because its thread continues after the request is cancelled.
         read = partial(self._read_and_decode, location, limit_bytes)
-        metadata, json_bytes = await self._large.queue.finish(principal, read)
+        metadata, json_bytes = await self._large.queue.run_to_end(principal, read)
         size_bytes = estimate_memory(metadata, json_bytes)
         if not self._large.has_room(principal, size_bytes):
             self._evict_large(principal)
@@ -355,6 +355,7 @@ class Documents:
     async def _read_json(self, location: str, limit_bytes: int = METADATA_BYTES_MAX) -> bytes:
         """Return the decompressed JSON. Its size determines the size of the cache entry."""
         data = await self._read(location, limit_bytes=limit_bytes)
+        # A short gzip file may contain more than a limit that the caller sets, so decompress only up to this limit.
         if limit_bytes < METADATA_BYTES_MAX:
             return await _decompress_by_size(data, location, limit_bytes)
         with contextlib.suppress(zlib.error):  # The decoder reports the error.
@@ -393,7 +394,11 @@ M = TypeVar("M", TableMetadata, ViewMetadata)
 
 
 async def _decode_table(data: bytes, location: str) -> TableMetadata:
-    """Decode table metadata, in a thread if it is long. The first plan indexes the columns of short metadata."""
+    """Decode table metadata, in a thread if it is long.
+
+    The columns of long metadata are indexed here as well. Those of short metadata are indexed by the first plan,
+    because this takes little time.
+    """
 
     def decode() -> TableMetadata:
         return _drop_client_properties(_decode_stored_table(data, location))
@@ -427,7 +432,7 @@ def _decompress_within(data: bytes, location: str, limit_bytes: int) -> bytes:
         content = decompress_if_gzip(data, limit_bytes)
     except zlib.error:
         content = data  # The decoder reports the error.
-    # The decoder would decompress this content again, without the limit.
+    # The content may be a gzip file itself. The decoder would decompress it too, and without the limit.
     if limit_bytes < METADATA_BYTES_MAX and content.startswith(GZIP_MAGIC):
         raise TooLarge(f"{location} contains more than {limit_bytes:,} bytes, or is damaged")
     return content
@@ -443,7 +448,8 @@ def _drop_client_properties(metadata: M) -> M:
 def estimate_memory(metadata: TableMetadata, json_bytes: int) -> int:
     """Return the approximate memory in bytes of decoded table metadata.
 
-    The error is less than 10 %. `json_bytes` is the size of the decompressed JSON.
+    The error is less than 10 %. `json_bytes` is the size of the decompressed JSON. The JSON counts twice: the object
+    keeps a part of it as text, and the decoded fields take about the same memory. The other terms were measured.
     """
     columns = sum(len(schema.fields) for schema in metadata.schemas)
     return _TABLE_BYTES + 2 * json_bytes + _COLUMN_BYTES * columns
@@ -472,7 +478,7 @@ def choose_file_suffix(data: bytes, kind: str = ".metadata.json") -> str:
 
 
 def is_named_by_content(location: str) -> bool:
-    """Return whether the location has a `choose_file_suffix`, so that a change of the file is detected."""
+    """Return whether the file name ends with a digest of the content, so that a change of the file is detected."""
     return _DIGEST_SUFFIX.search(location) is not None
 
 

@@ -34,12 +34,12 @@ from seamark.metaserver.store.model import (
     make_retained_id,
 )
 from seamark.metaserver.store.operations import (
-    CheckRetained,
     DropEntry,
     ForgetDropped,
     MoveInstant,
     Operation,
     RecordInstant,
+    RecordRetainedCheck,
     ReleaseLocations,
     RestoreEntry,
 )
@@ -81,7 +81,10 @@ class Dropped:
         return await self._context.read_page(read, lambda row: row.id, page_token, page_size)
 
     async def release(self, dropped_id: str) -> None:
-        """End the claims of a retained entry. The entry's files are not deleted.
+        """Release the locations of a dropped entry, so that other entries can use them. Its files are not deleted.
+
+        A claim is the record that a location belongs to an entry. A retained entry can no longer be restored, but keeps
+        its claims while it has files.
 
         Raises:
             BadRequest: The entry can still be restored.
@@ -97,7 +100,10 @@ class Dropped:
         await self._context.transact([*forget_operations, ReleaseLocations(uuid=row.entry.uuid)])
 
     async def release_unused(self) -> int:
-        """End the claims of retained entries without files. Housekeeping calls this method periodically.
+        """Release the locations of retained entries without files. Housekeeping calls this method periodically.
+
+        A retained entry can no longer be restored, but its locations stay claimed, which means that no other entry can
+        use them.
 
         Returns:
             The number of entries whose claims ended.
@@ -105,7 +111,8 @@ class Dropped:
         now_ms = self._context.clock.now_ms()
         released_count = 0
         for row in await self._context.store.list_unchecked(now_ms - _CHECKED_EVERY_S * 1000, _ENTRIES_PER_ROUND):
-            operation: Operation = CheckRetained(uuid=row.entry.uuid, now_ms=now_ms)
+            # Record the time of the check, so that the next rounds check other entries.
+            operation: Operation = RecordRetainedCheck(uuid=row.entry.uuid, now_ms=now_ms)
             if not await has_files(self._context, row.entry):
                 operation = ReleaseLocations(uuid=row.entry.uuid)
                 released_count += 1

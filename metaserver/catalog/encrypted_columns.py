@@ -108,8 +108,11 @@ def _list_uses(metadata: TableMetadata, indexed_ids: Iterable[int]) -> Iterator[
 
 
 def _list_all_uses(metadata: TableMetadata, indexed_ids: Iterable[int]) -> Iterator[Use]:
-    """Yield the uses that publish values of any column. `indexed_ids` contains the ids of indexed columns."""
-    yield from (("the partition spec", column_id) for column_id in metadata.default_spec.published_ids)
+    """Yield the uses of columns that write values of the column to other files than data files, unencrypted.
+
+    `indexed_ids` contains the ids of indexed columns.
+    """
+    yield from (("the partition spec", column_id) for column_id in metadata.default_spec.partition_source_ids)
     order = metadata.sort_order(metadata.default_sort_order_id)
     if order is not None:
         yield from (("the sort order", column_id) for column_id in order.column_ids)

@@ -16,7 +16,7 @@ from seamark.formats.runtime.errors import BadRequest, CommitConflict
 from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.catalog.documents import choose_file_suffix
 from seamark.metaserver.catalog.ownership.claims import claim_folder
-from seamark.metaserver.catalog.pointers import build_swap, make_entry
+from seamark.metaserver.catalog.pointers import build_pointer_swap, make_entry
 from seamark.metaserver.catalog.values import Caller, LoadedFunction, Page
 from seamark.metaserver.store.model import EntryKind, NamespacePath
 from seamark.metaserver.store.operations import DropEntry, Operation
@@ -90,9 +90,9 @@ class Functions:
         entry = make_entry(namespace, name, function_document.function_uuid, location, requested_ms, EntryKind.FUNCTION)
         change: list[Operation] = self._context.create_entry(caller, entry)
         if current is not None:
-            change = [build_swap(current, location, requested_ms)]
+            change = [build_pointer_swap(current, location, requested_ms)]
         action = "create" if current is None else "replace"
-        claim = await claim_folder(self._context, entry, folder, fresh=current is None)
+        claim = await claim_folder(self._context, entry, folder, is_new_uuid=current is None)
         instant = self._context.make_instant(caller, entry, action, requested_ms=requested_ms)
         await self._context.create_and_transact(location, body, [claim, *change, instant])
         return LoadedFunction(entry=entry, document=body)

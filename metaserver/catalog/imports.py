@@ -212,7 +212,7 @@ class Imports:
                 await self._check_metadata(caller, namespace, location, metadata, check_properties)
                 for name in new_names:
                     try:
-                        results[name] = await self._check_name(
+                        results[name] = await self._prepare_registration(
                             caller, namespace, name, location, metadata, dry_run=dry_run
                         )
                     except SeamarkError as error:
@@ -267,14 +267,14 @@ class Imports:
         metadata: TableMetadata,
         check_properties: PropertyCheck | None,
     ) -> None:
-        """Check that the metadata of a table may be imported, under any name of the namespace.
+        """Check that the metadata of a table may be imported into the namespace. The checks do not depend on its name.
 
         Raises:
             BadRequest, Forbidden: A property or a location is not allowed.
         """
         context = self._context
 
-        def check_names() -> None:
+        def check_contents() -> None:
             check_client_properties(metadata.properties, "An imported table")
             if ALLOWED_LOCATIONS in metadata.properties:
                 raise BadRequest(
@@ -284,15 +284,16 @@ class Imports:
             check_lasting(location, metadata)
             check_table_locations(context.warehouse, metadata, location)
 
+        # Metadata with many names of properties and files are checked in a thread.
         if has_many_names(metadata):
-            await self._limits.checking.run(caller.principal_name, check_names)
+            await self._limits.checking.run(caller.principal_name, check_contents)
         else:
-            check_names()
+            check_contents()
         await context.check_registered_places(caller, namespace, location, metadata, table_uuid(metadata))
         if check_properties is not None:
             await check_properties(metadata.properties)
 
-    async def _check_name(
+    async def _prepare_registration(
         self,
         caller: Caller,
         namespace: NamespacePath,
@@ -302,7 +303,12 @@ class Imports:
         *,
         dry_run: bool,
     ) -> _CheckedTable | tuple[Entry, bool]:
-        """Return the table with the operations that register it, or its entry if it is registered already."""
+        """Check that the table can get the name, and prepare its registration.
+
+        Returns:
+            The table with the operations that register it. If the same metadata file is already registered under this
+            name: its entry, and False for "not registered by this call".
+        """
         context = self._context
         requested_ms = context.clock.now_ms()
         entry = make_entry(namespace, name, table_uuid(metadata), location, requested_ms)
@@ -316,7 +322,7 @@ class Imports:
             return existing, False
         claims: list[Operation] = [
             # Without a transaction, this checks whether other entries have the locations.
-            await make_claim(context, caller, metadata, entry, may_restore=not dry_run, only_name=True),
+            await make_claim(context, caller, metadata, entry, may_restore=not dry_run, requires_only_name=True),
             # The property is not imported, so this removes the allowed locations of an earlier name of the table.
             await replace_allowed_locations(context, caller, entry.uuid, {}),
             context.make_instant(caller, entry, "register", requested_ms=requested_ms),
@@ -383,8 +389,8 @@ class Imports:
         Raises:
             AlreadyExists, BadRequest: As for a table. Or the view runs with the rights of a user, and `keep_owner` is
                 false.
-            Forbidden: The caller may not name the user with whose rights the view runs, or may not place the view
-                there.
+            Forbidden: The caller may not name the user with whose rights the view runs, or may not store the view
+                at this location.
         """
         existing_entry = await self._find(EntryKind.VIEW, namespace, name, location)
         if existing_entry is not None:
@@ -433,7 +439,10 @@ class Imports:
         return entry, True
 
     async def _register(self, entry: Entry, register: Callable[[], Awaitable[object]]) -> tuple[Entry, bool]:
-        """Register the entry. If another request registers it at the same time, return that entry."""
+        """Register the entry, and return it and whether this call registered it.
+
+        If another request registers it at the same time, return the entry of that request.
+        """
         try:
             await self._check_unnamed(entry)
             await register()
@@ -480,8 +489,9 @@ class Imports:
 def _order_operations(tables: Sequence[_CheckedTable]) -> list[Operation]:
     """Return the operations of tables in an order in which two transactions never wait for each other.
 
-    A transaction waits for an earlier transaction that creates the same name, and for the table lock of claims. So it
-    creates its entries in the order of their names, and then makes all claims.
+    A claim is the record that a location belongs to an entry, and claims are added under a table lock. A transaction
+    waits for an earlier transaction that creates the same name, and for this lock. So it creates its entries in the
+    order of their names, and then makes all claims.
     """
     tables = sorted(tables, key=lambda table: table.entry.name)
     creations = [operation for table in tables for operation in table.creations]

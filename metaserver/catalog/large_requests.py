@@ -19,8 +19,8 @@ LARGE_BYTES = 128 << 10
 """The minimum size of a large request as JSON. Work on a smaller request takes milliseconds."""
 
 
-class LargeRequests(FairLock):
-    """A lock for large requests. It serves one request at a time, and the waiting principals in rotation."""
+class LargeRequestLock(FairLock):
+    """A lock for the work of large requests. One request has it at a time. Waiting principals get it in rotation."""
 
     async def run_by_size(self, holder: str, size_bytes: int, work: Callable[[], T]) -> T:
         """Run `work`, which has no side effects, and return its result.

@@ -54,7 +54,7 @@ class Namespaces:
                 CreateNamespace(path=path, properties=properties),
                 *make_owner(caller, path),
                 self._context.make_namespace_instant(caller, path, "create", requested_ms=requested_ms),
-                *self._context.remember(caller, status=200, body=body),
+                *self._context.make_answer_record(caller, status=200, body=body),
             ]
         )
         return namespace
@@ -143,7 +143,7 @@ class Namespaces:
                         self._context.make_namespace_instant(
                             caller, path, "update", requested_ms=requested_ms, changes=changes
                         ),
-                        *self._context.remember(caller, status=200, body=encode_json(changes)),
+                        *self._context.make_answer_record(caller, status=200, body=encode_json(changes)),
                     ]
                 )
             except CommitConflict:
@@ -223,7 +223,7 @@ class Namespaces:
             [
                 DropNamespace(path=path),
                 self._context.make_namespace_instant(caller, path, "drop", requested_ms=self._context.clock.now_ms()),
-                *self._context.remember(caller, status=204),
+                *self._context.make_answer_record(caller, status=204),
             ]
         )
 

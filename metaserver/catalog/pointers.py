@@ -36,8 +36,11 @@ async def check_name_free(
             )
 
 
-def build_swap(entry: Entry, location: str, now_ms: int, holder: str = "") -> SwapPointer:
-    """Return the operation that moves the pointer of the entry, if no other commit has moved it."""
+def build_pointer_swap(entry: Entry, location: str, now_ms: int, holder: str = "") -> SwapPointer:
+    """Return the operation that moves the pointer of the entry, if no other commit has moved it.
+
+    The pointer is the location of the entry's current metadata file. `holder` is the name of the process that commits.
+    """
     return SwapPointer(
         kind=entry.kind,
         namespace=entry.namespace,
@@ -127,7 +130,7 @@ def get_files_folder(settings: Settings, metadata: TableMetadata) -> str:
     """Return the folder in which Seamark stores its own files of a table: index files, and files of plans.
 
     It is the location of the table. In a federated warehouse, the location belongs to another catalog. There it is the
-    folder of the mirror (`metaserver/warehouses/federation/mirror.py`).
+    metadata folder of Seamark's copy of the table's metadata (`metaserver/warehouses/federation/mirror.py`).
     """
     if settings.federation_uri:
         return get_metadata_folder(metadata.location, metadata.properties)

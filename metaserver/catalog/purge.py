@@ -44,7 +44,7 @@ def list_own_folders(context: CatalogContext, metadata: TableMetadata) -> list[s
     return [folder for folder in folders if context.warehouse.contains(folder)]
 
 
-def make_owns(context: CatalogContext, metadata: TableMetadata) -> Callable[[str], bool]:
+def make_ownership_check(context: CatalogContext, metadata: TableMetadata) -> Callable[[str], bool]:
     """Return a function that returns whether a file belongs to the table.
 
     A file belongs to the table if it is in the warehouse, and below the table's location or the folder of a
@@ -68,9 +68,9 @@ async def make_deletable_check(
 ) -> Callable[[str], bool]:
     """Return a function that returns whether a file may be deleted with the table.
 
-    The file must belong to the table (`make_owns`), and must not be in a location of another entry. The table must
-    also have claimed the location of the file in the database, because the table's writers can overwrite its metadata
-    file.
+    The file must belong to the table (`make_ownership_check`), and must not be in a location of another entry. The
+    table must also have claimed the location of the file in the database, because the table's writers can overwrite its
+    metadata file.
 
     Args:
         without_claims: Whether the metadata alone decide for a table without claims, which an earlier version of the
@@ -80,7 +80,7 @@ async def make_deletable_check(
     Raises:
         RetryLater: The storage is unavailable.
     """
-    owns = make_owns(context, metadata)
+    owns = make_ownership_check(context, metadata)
     is_foreign = await make_foreign_file_check(context, uuid, list_own_folders(context, metadata), exclusive=exclusive)
     claimed_keys = {claim.location for claim in await context.store.claims(uuid) if not claim.allowed}
     own_locations = OwnLocations(context.warehouse, claimed_keys)

@@ -36,7 +36,7 @@ class Quota:
         self._sweep_count = _HOLDERS_MIN
 
     def has_room(self, holder: str | None, now_s: float, amount: int = 1) -> bool:
-        return holder is None or self._count_used(holder, now_s) + amount <= self._share
+        return holder is None or self._remove_ended_and_sum(holder, now_s) + amount <= self._share
 
     def add(self, holder: str | None, now_s: float, until_s: float, amount: int = 1) -> None:
         """Count `amount` for the holder until `until_s`.
@@ -46,10 +46,10 @@ class Quota:
         """
         if holder is None or not amount:
             return
-        self._count_used(holder, now_s)
+        self._remove_ended_and_sum(holder, now_s)
         if len(self._usages) >= self._sweep_count:
             for other in list(self._usages):
-                self._count_used(other, now_s)
+                self._remove_ended_and_sum(other, now_s)
             self._sweep_count = max(_HOLDERS_MIN, 2 * len(self._usages))
         usage, end = self._usages.setdefault(holder, _Usage()), _find_interval(until_s)
         if end not in usage.amounts:
@@ -67,8 +67,11 @@ class Quota:
         usage.amounts[end] -= amount
         usage.total -= amount
 
-    def _count_used(self, holder: str, now_s: float) -> int:
-        """Remove the amounts of the holder that have ended, and return the sum of the others."""
+    def _remove_ended_and_sum(self, holder: str, now_s: float) -> int:
+        """Remove the amounts of the holder that have ended, and return the sum of the others.
+
+        Amounts that end in the same interval of `_GRAIN_S` seconds are stored as one amount, which ends with it.
+        """
         usage = self._usages.get(holder)
         if usage is None:
             return 0

@@ -29,12 +29,14 @@ _PURPOSE = "staged-table"
 
 
 class StagingPasses:
+    """Signed tokens that give a client access to the location of a table that it has not created yet."""
+
     def __init__(self, clock: Clock, keyring: Keyring) -> None:
         self._clock = clock
         self._keyring = keyring
 
     def issue(self, namespace: NamespacePath, name: str, location: str) -> str:
-        """Return a pass, which contains only characters that are valid in URLs."""
+        """Return a signed token for the location of a staged table. It has only characters that are valid in URLs."""
         claims = {
             "aud": _PURPOSE,
             "namespace": list(namespace),
@@ -49,7 +51,7 @@ class StagingPasses:
         """Return the location of the staged table.
 
         Raises:
-            Forbidden: The pass is invalid, expired or for another table.
+            Forbidden: The signed token is invalid, expired or for another table.
         """
         try:
             claims = jwt.decode(token, self._find_key, algorithms=["HS256"]).claims
@@ -66,7 +68,7 @@ class StagingPasses:
         return str(claims["location"])
 
     def _find_key(self, signed_token: GuestProtocol) -> jwk.OctKey:
-        """Return the key of a pass.
+        """Return the key with which the signed token of a staged table is verified.
 
         Raises:
             ValueError: The key is unknown.

@@ -31,10 +31,10 @@ from seamark.metaserver.catalog.dropped import make_drop_operations
 from seamark.metaserver.catalog.encrypted_columns import check_encrypted_columns
 from seamark.metaserver.catalog.large_requests import index_columns
 from seamark.metaserver.catalog.ownership.claims import check_unclaimed, make_claim
-from seamark.metaserver.catalog.ownership.own_files import make_allowed_locations, replace_allowed_locations
+from seamark.metaserver.catalog.ownership.own_files import make_allow_operations, replace_allowed_locations
 from seamark.metaserver.catalog.plans.plan_tables import check_lasting
 from seamark.metaserver.catalog.pointers import (
-    build_swap,
+    build_pointer_swap,
     check_name_free,
     check_uuid,
     create_metadata_location,
@@ -69,7 +69,7 @@ class Tables:
         return await self._context.list_names(EntryKind.TABLE, namespace, page_token, page_size)
 
     async def load_entry(self, namespace: NamespacePath, name: str) -> Entry:
-        """Return the current pointer of a table.
+        """Return the current catalog entry of a table: its name, UUID and metadata file.
 
         Raises:
             NoSuchTable: The table does not exist.
@@ -98,20 +98,21 @@ class Tables:
         return LoadedTable(entry=None, metadata=metadata)
 
     async def create(self, caller: Caller, namespace: NamespacePath, request: CreateTable) -> LoadedTable:
+        """Create an empty table: write its first metadata file, and record its name and locations."""
         requested_ms = self._context.clock.now_ms()
         metadata = await self._make_metadata(caller, namespace, request)
         codec = metadata.properties.get("write.metadata.compression-codec", "none")
         document, suffix = compress_document(codec, encode_table(metadata))
         location = create_metadata_location(self._context, metadata.location, metadata.properties, None, suffix)
         entry = make_entry(namespace, request.name, table_uuid(metadata), location, requested_ms)
-        claim = await make_claim(self._context, caller, metadata, entry, fresh=True)
-        allowed_operations = await make_allowed_locations(self._context, caller, entry.uuid, metadata.properties, {})
+        claim = await make_claim(self._context, caller, metadata, entry, is_new_uuid=True)
+        allowed_operations = await make_allow_operations(self._context, caller, entry.uuid, metadata.properties, {})
         operations = [
             claim,
             *allowed_operations,
             *self._context.create_entry(caller, entry),
             self._context.make_instant(caller, entry, "create", requested_ms=requested_ms),
-            *self._context.remember(caller, status=200, metadata_location=location),
+            *self._context.make_answer_record(caller, status=200, metadata_location=location),
         ]
         await self._context.create_and_transact(location, document, operations)
         return LoadedTable(entry=entry, metadata=metadata)
@@ -178,7 +179,7 @@ class Tables:
         if current is not None and current.uuid == entry.uuid:
             if check_overwritten is not None and current.metadata_location != location:
                 await check_overwritten(current, metadata)
-            operations.append(build_swap(current, location, requested_ms))
+            operations.append(build_pointer_swap(current, location, requested_ms))
         else:
             if check_returning is not None:
                 retained = await self._context.store.find_dropped(make_retained_id(entry.uuid))
@@ -193,24 +194,27 @@ class Tables:
             operations += self._context.create_entry(caller, entry)
         only_name = overwrite and not is_same
         operations.append(
-            await make_claim(self._context, caller, metadata, entry, may_restore=not is_same, only_name=only_name)
+            await make_claim(
+                self._context, caller, metadata, entry, may_restore=not is_same, requires_only_name=only_name
+            )
         )
         allowing_properties = metadata.properties if allows_locations else {}
         operations.append(await replace_allowed_locations(self._context, caller, entry.uuid, allowing_properties))
         operations.append(self._context.make_instant(caller, entry, "register", requested_ms=requested_ms))
-        operations += self._context.remember(caller, status=200, metadata_location=location)
+        operations += self._context.make_answer_record(caller, status=200, metadata_location=location)
         await self._context.transact(operations)
-        await self.check_registered(caller, entry)
+        await self.verify_or_undo_registration(caller, entry)
         stored_entry = await self._context.store.load_entry(EntryKind.TABLE, namespace, name)
         return LoadedTable(entry=stored_entry or entry, metadata=metadata)
 
-    async def check_registered(self, caller: Caller, entry: Entry) -> None:
+    async def verify_or_undo_registration(self, caller: Caller, entry: Entry) -> None:
         """Check that the files of a newly registered table are not being deleted. Otherwise remove its name again.
 
         A concurrent purge or cleaning commit may have missed the new name.
 
         Raises:
-            NotFound, BadRequest: See `check_registrable`.
+            NotFound: The metadata file is missing.
+            BadRequest: The files are being deleted, or the file is not a valid metadata file.
         """
         try:
             await self.check_registrable(entry.metadata_location)
@@ -229,7 +233,10 @@ class Tables:
     async def check_all_registered(
         self, caller: Caller, entries: Sequence[Entry]
     ) -> builtins.list[SeamarkError | None]:
-        """Check several newly registered tables as `check_registered` does. Return the error of each table, or None.
+        """Check several newly registered tables, and remove the name of each table whose files are being deleted.
+
+        Returns:
+            The error of each table, or None for a table without an error.
 
         Raises:
             CommitUnknown, RetryLater: The storage or the database does not answer.
@@ -243,7 +250,7 @@ class Tables:
             if not is_purged and await self._context.objects.exists(entry.metadata_location):
                 return None
             try:
-                await self.check_registered(caller, entry)
+                await self.verify_or_undo_registration(caller, entry)
             except (CommitUnknown, RetryLater):
                 raise
             except SeamarkError as error:
@@ -270,7 +277,9 @@ class Tables:
                     [
                         drop,
                         self._context.make_instant(caller, entry, "unregister", requested_ms=requested_ms),
-                        *self._context.remember(caller, status=200, metadata_location=entry.metadata_location),
+                        *self._context.make_answer_record(
+                            caller, status=200, metadata_location=entry.metadata_location
+                        ),
                     ]
                 )
             except CommitConflict:  # Try again, because the answer must include the other commit.
@@ -290,12 +299,13 @@ class Tables:
         if purge:
             await check_purgeable(self._context, entry)
         operations = make_drop_operations(self._context, caller, entry, purge=purge, requested_ms=requested_ms)
-        await self._context.transact([*operations, *self._context.remember(caller, status=204)])
+        await self._context.transact([*operations, *self._context.make_answer_record(caller, status=204)])
 
     async def rename(self, caller: Caller, source: TableIdentifier, target: TableIdentifier) -> None:
         await rename_entry(self._context, caller, EntryKind.TABLE, source, target)
 
     async def _make_metadata(self, caller: Caller, namespace: NamespacePath, request: CreateTable) -> TableMetadata:
+        """Check the request for a new table, choose its UUID and location, and return its first metadata."""
         check_new_name(request.name, "table name")
         await check_name_free(self._context, namespace, request.name)
         uuid = str(self._context.clock.uuid4())
@@ -383,5 +393,5 @@ async def rename_entry(
     if entry is not None:
         summary = {"to": format_path(target.namespace, target.name), "to-namespace": list(target.namespace)}
         operations.append(context.make_instant(caller, entry, "rename", requested_ms=requested_ms, summary=summary))
-    operations += context.remember(caller, status=204)
+    operations += context.make_answer_record(caller, status=204)
     await context.transact(operations)

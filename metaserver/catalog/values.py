@@ -137,7 +137,8 @@ class ExaminedTable(msgspec.Struct, frozen=True):
 
     Attributes:
         uuid: The UUID, or None if the table did not exist.
-        refused_location: The metadata that do not allow the commit, or None if the commit was not refused.
+        refused_location: The location of the metadata for which the commit was refused. None if the commit was not
+            refused.
     """
 
     uuid: str | None

@@ -27,9 +27,14 @@ from seamark.metaserver.catalog.ownership.owners import (
     borrows_rights,
     check_author,
     compute_view_fingerprint,
-    keep_owner,
+    protect_owner,
 )
-from seamark.metaserver.catalog.pointers import build_swap, check_name_free, create_metadata_location, make_entry
+from seamark.metaserver.catalog.pointers import (
+    build_pointer_swap,
+    check_name_free,
+    create_metadata_location,
+    make_entry,
+)
 from seamark.metaserver.catalog.tables import rename_entry
 from seamark.metaserver.catalog.values import Caller, CreateView, LoadedView, Page, TableIdentifier
 from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
@@ -99,6 +104,7 @@ class Views:
         return True
 
     async def create(self, caller: Caller, namespace: NamespacePath, request: CreateView) -> LoadedView:
+        """Create a view: write its first metadata file, and record its name and locations."""
         requested_ms = self._context.clock.now_ms()
         check_new_name(request.name, "view name")
         await check_name_free(self._context, namespace, request.name, EntryKind.VIEW)
@@ -114,7 +120,7 @@ class Views:
             location=location,
             schema=request.schema,
             view_version=request.view_version,
-            properties=keep_owner(caller, request.properties or {}, {}, rewritten=True),
+            properties=protect_owner(caller, request.properties or {}, {}, rewritten=True),
             now_ms=requested_ms,
         )
         metadata = await self._context.large.run_by_size(caller.principal_name, caller.request_bytes, work)
@@ -123,8 +129,8 @@ class Views:
         path = create_metadata_location(self._context, location, metadata.properties, None, suffix)
         entry = make_entry(namespace, request.name, uuid, path, requested_ms, EntryKind.VIEW)
         instant = self._make_instant(caller, entry, "create", requested_ms, metadata)
-        remember = self._context.remember(caller, status=200, metadata_location=path)
-        claim = await make_claim(self._context, caller, metadata, entry, fresh=True)
+        remember = self._context.make_answer_record(caller, status=200, metadata_location=path)
+        claim = await make_claim(self._context, caller, metadata, entry, is_new_uuid=True)
         create_operations = self._context.create_entry(caller, entry)
         await self._context.create_and_transact(path, document, [claim, *create_operations, instant, *remember])
         return LoadedView(entry=entry, metadata=metadata)
@@ -139,8 +145,8 @@ class Views:
 
         Raises:
             BadRequest: The file is outside the warehouse, or is not a valid metadata file.
-            Forbidden: The caller may not name the user with whose rights the view runs, or may not place the view
-                there.
+            Forbidden: The caller may not name the user with whose rights the view runs, or may not store the view
+                at this location.
             AlreadyExists: The name exists, or the view is live under another name and `only_name` is true.
         """
         requested_ms = self._context.clock.now_ms()
@@ -159,9 +165,11 @@ class Views:
         await self._context.transact(
             [
                 *self._context.create_entry(caller, entry),
-                await make_claim(self._context, caller, metadata, entry, may_restore=True, only_name=only_name),
+                await make_claim(
+                    self._context, caller, metadata, entry, may_restore=True, requires_only_name=only_name
+                ),
                 self._make_instant(caller, entry, "register", requested_ms, metadata),
-                *self._context.remember(caller, status=200, metadata_location=location),
+                *self._context.make_answer_record(caller, status=200, metadata_location=location),
             ]
         )
         return LoadedView(entry=entry, metadata=metadata)
@@ -187,15 +195,17 @@ class Views:
             check_view_requirements(base.view_uuid, requirements)
             work = partial(apply_view_updates, base, updates, now_ms=self._context.clock.now_ms())
             metadata = await self._context.large.run_by_size(caller.principal_name, caller.request_bytes, work)
-            metadata = _keep_owner(caller, base, metadata)
+            metadata = _protect_owner(caller, base, metadata)
             if metadata is base:
                 # The updates change nothing, so there is no commit. Only the answer is recorded.
-                remember = self._context.remember(caller, status=200, metadata_location=entry.metadata_location)
+                remember = self._context.make_answer_record(
+                    caller, status=200, metadata_location=entry.metadata_location
+                )
                 if remember:
                     await self._context.transact(remember)
                 return LoadedView(entry=entry, metadata=base)
             try:
-                return await self._swap(caller, entry, base, metadata, requested_ms)
+                return await self._commit_metadata(caller, entry, base, metadata, requested_ms)
             except CommitConflict:
                 if attempt == retries:
                     raise
@@ -205,14 +215,19 @@ class Views:
         requested_ms = self._context.clock.now_ms()
         entry = await self.load_entry(namespace, name)
         operations = make_drop_operations(self._context, caller, entry, purge=False, requested_ms=requested_ms)
-        await self._context.transact([*operations, *self._context.remember(caller, status=204)])
+        await self._context.transact([*operations, *self._context.make_answer_record(caller, status=204)])
 
     async def rename(self, caller: Caller, source: TableIdentifier, target: TableIdentifier) -> None:
         await rename_entry(self._context, caller, EntryKind.VIEW, source, target)
 
-    async def _swap(
+    async def _commit_metadata(
         self, caller: Caller, entry: Entry, base: ViewMetadata, metadata: ViewMetadata, requested_ms: int
     ) -> LoadedView:
+        """Write a new metadata file of a view, and make it the current file. `base` is the metadata before the change.
+
+        Raises:
+            CommitConflict: Another commit has changed the view.
+        """
         if metadata.location != base.location:
             await self._context.check_location(caller, metadata.location, "The view's location", entry.namespace)
         await self._context.check_properties(caller, metadata.properties, base.properties, entry.namespace)
@@ -224,14 +239,14 @@ class Views:
         )
         new_entry = make_entry(entry.namespace, entry.name, metadata.view_uuid, path, now_ms, EntryKind.VIEW)
         instant = self._make_instant(caller, new_entry, "commit", requested_ms, metadata)
-        remember = self._context.remember(caller, status=200, metadata_location=path)
+        remember = self._context.make_answer_record(caller, status=200, metadata_location=path)
         claims: builtins.list[Any] = []
         if may_add_locations(base, metadata):
             claims.append(await make_claim(self._context, caller, metadata, new_entry))
         else:
             await check_writable(self._context, entry.uuid, metadata)
         await self._context.create_and_transact(
-            path, document, [*claims, build_swap(entry, path, now_ms), instant, *remember]
+            path, document, [*claims, build_pointer_swap(entry, path, now_ms), instant, *remember]
         )
         return LoadedView(entry=new_entry, metadata=metadata)
 
@@ -247,9 +262,9 @@ class Views:
         )
 
 
-def _keep_owner(caller: Caller, base: ViewMetadata, metadata: ViewMetadata) -> ViewMetadata:
+def _protect_owner(caller: Caller, base: ViewMetadata, metadata: ViewMetadata) -> ViewMetadata:
     if metadata is base:
         return base
     rewritten = metadata.current_version != base.current_version or metadata.schemas != base.schemas
-    properties = keep_owner(caller, metadata.properties, base.properties, rewritten=rewritten)
+    properties = protect_owner(caller, metadata.properties, base.properties, rewritten=rewritten)
     return msgspec.structs.replace(metadata, properties=properties)

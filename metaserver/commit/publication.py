@@ -34,10 +34,10 @@ from seamark.metaserver.catalog.ownership.claims import (
     make_claim,
     may_add_locations,
 )
-from seamark.metaserver.catalog.ownership.own_files import make_allowed_locations
-from seamark.metaserver.catalog.pointers import build_swap, create_metadata_location, get_uuid, make_entry
+from seamark.metaserver.catalog.ownership.own_files import make_allow_operations
+from seamark.metaserver.catalog.pointers import build_pointer_swap, create_metadata_location, get_uuid, make_entry
 from seamark.metaserver.catalog.policies import record_setters
-from seamark.metaserver.catalog.purge import make_owns
+from seamark.metaserver.catalog.purge import make_ownership_check
 from seamark.metaserver.catalog.values import Caller, LoadedTable
 from seamark.metaserver.objects.cleanup import Cleanup
 from seamark.metaserver.store.model import Entry, NamespacePath
@@ -190,7 +190,7 @@ class Publisher:
         await self._cleanup.close()
 
     def lock(self, namespace: NamespacePath, name: str) -> contextlib.AbstractAsyncContextManager[None]:
-        """Take the lock of a table, which excludes other commits of this process. See `lock_all`."""
+        """Take the lock of a table, so that no other commit of this process changes the table at the same time."""
         return self.lock_all([(namespace, name)])
 
     @contextlib.asynccontextmanager
@@ -223,7 +223,7 @@ class Publisher:
         lock = self._locks.get((namespace, name))
         return lock is not None and lock.locked()
 
-    def count_races(self) -> Races:
+    def make_race_counter(self) -> Races:
         """Return a counter of the races that a commit loses against other processes."""
         return Races(self._context, self._holder)
 
@@ -319,10 +319,10 @@ class Publisher:
         claims: tuple[Operation, ...] = ()
         if may_add_locations(base, metadata):
             new_entry = make_entry(namespace, name, uuid, location, 0)
-            claims = (await make_claim(self._context, caller, metadata, new_entry, fresh=base is None),)
+            claims = (await make_claim(self._context, caller, metadata, new_entry, is_new_uuid=base is None),)
         elif entry is not None and not is_checked:
             await check_writable(self._context, entry.uuid, metadata)
-        claims += tuple(await make_allowed_locations(self._context, caller, uuid, metadata.properties, base_properties))
+        claims += tuple(await make_allow_operations(self._context, caller, uuid, metadata.properties, base_properties))
         return PreparedCommit(
             namespace, name, uuid, entry, metadata, events, files, document, location, files_to_delete, claims
         )
@@ -333,7 +333,7 @@ class Publisher:
         The metadata log and the location come from the metadata file, which the writers of the table can overwrite.
         Therefore each file must also be in a location that the table claims in the database.
         """
-        is_own = make_owns(self._context, metadata)
+        is_own = make_ownership_check(self._context, metadata)
         own_files = [location for location in removed_files if is_own(location)]
         return await list_claimed(self._context, uuid, own_files) if own_files else ()
 
@@ -350,10 +350,12 @@ class Publisher:
         Args:
             commits: The commits of the tables.
             operations: Further operations of the transaction that moves the pointers.
-            check_stored: See `publish`.
+            check_stored: Called before the transaction, or None. It raises an error if a file of the commits is
+                missing.
 
         Raises:
-            CommitConflict, CommitUnknown: See `publish`.
+            CommitConflict: A pointer has moved, or an operation conflicts.
+            CommitUnknown: The outcome of the transaction is unknown. The written files are kept.
         """
         files: list[tuple[str, bytes]] = []
         for prepared_commit in commits:
@@ -380,6 +382,7 @@ class Publisher:
         return [self._build_outcome(prepared_commit) for prepared_commit in commits]
 
     async def _move_pointers(self, commits: Sequence[PreparedCommit], further_operations: Sequence[Operation]) -> None:
+        """Make the metadata files the current files of their tables, and record the commits, in one transaction."""
         operations: list[Operation] = []
         for prepared_commit in commits:
             operations += prepared_commit.claims
@@ -389,7 +392,9 @@ class Publisher:
                     caller = prepared_commit.events[0].caller
                     operations += self._context.create_entry(caller, prepared_commit.make_entry(now_ms))
                 else:
-                    operations.append(build_swap(prepared_commit.entry, prepared_commit.location, now_ms, self._holder))
+                    operations.append(
+                        build_pointer_swap(prepared_commit.entry, prepared_commit.location, now_ms, self._holder)
+                    )
                 operations += [self._build_instant(prepared_commit, event) for event in prepared_commit.events]
         operations += further_operations
         if operations:
@@ -478,7 +483,7 @@ def _shorten_value(value: object) -> object:
     return value[:_SUMMARY_CHARACTERS_MAX] if isinstance(value, str) else value
 
 
-def make_pointer_moved(namespace: NamespacePath, name: str) -> CommitUnknown:
+def make_pointer_moved_error(namespace: NamespacePath, name: str) -> CommitUnknown:
     """Return the error for a commit that succeeded, if the name no longer refers to the table.
 
     After an answer of 404 or 409, clients would delete files that the dropped or renamed table still uses.

@@ -31,7 +31,8 @@ _SHOWN_CHARACTERS_MAX = 500
 async def note_removal(context: CatalogContext, uuid: str) -> None:
     """Write the note of a removal of orphan files, which are files to which no metadata refer.
 
-    The note consists of the time and a random id. A commit that finds a new note checks that its files still exist. The
+    The note consists of the time in milliseconds, a space and a random id. It is stored as a cursor, which is a named
+    text in the database. A commit that finds a new note checks that its files still exist. The
     removal calls this function before and after each batch of deletions.
     """
     name, note = _make_cursor_name(uuid), f"{context.clock.now_ms()} {context.clock.uuid4()}"
@@ -52,7 +53,8 @@ async def read_removal_note(context: CatalogContext, uuid: str) -> str | None:
 async def is_recent(context: CatalogContext, note: str) -> bool:
     """Return whether a writer may still commit files that were written before the note.
 
-    After `_WRITERS_MS`, no such writer is expected. The time is measured as the time that the catalog has seen pass.
+    The note begins with its time in milliseconds. After `_WRITERS_MS`, no such writer is expected. The time is measured
+    as the time that the catalog has seen pass.
     """
     passed_time = await read_passed_time(context.store, context.clock)
     return passed_time.measure_ms(int(note.partition(" ")[0]), passed_time.now_ms) < _WRITERS_MS
@@ -80,9 +82,9 @@ async def check_stored_snapshots(
     base: TableMetadata,
     new_snapshots: Iterable[SnapshotInput],
 ) -> None:
-    """Check that the files of new snapshots of an engine exist. See `check_stored`.
+    """Check that the files of an engine's new snapshots were not deleted by a removal of orphan files.
 
-    Without a recent removal of orphan files, nothing is checked.
+    A removal leaves a note in the database. Without a recent note, nothing is checked.
 
     Args:
         context: The context of the catalog.

@@ -81,7 +81,11 @@ class ChunkDecoder:
         return pieces
 
     def finish(self) -> dict[str, str]:
-        """Return the trailers, with names in lower case."""
+        """Check that the body is complete, and return its trailers, with names in lower case.
+
+        Raises:
+            S3Error: The body is incomplete, continues after its last chunk, or has another length than stated.
+        """
         if not self._has_ended:
             raise S3Error("IncompleteBody", "The body ended before its last chunk")
         if self._has_trailers:
@@ -108,6 +112,10 @@ class ChunkDecoder:
         return self._end_chunk(pieces)
 
     def _read_header(self) -> bool:
+        """Read the header of a chunk: its size, and its signature if chunks are signed. A chunk of size 0 is the last.
+
+        Return False if the buffer does not contain the whole header yet.
+        """
         end = self._buffer.find(b"\r\n", 0, _LINE_BYTES_MAX)
         if end < 0:
             if len(self._buffer) >= _LINE_BYTES_MAX:
@@ -130,6 +138,10 @@ class ChunkDecoder:
         return True
 
     def _read_data(self, pieces: list[bytes]) -> bool:
+        """Move the data of the current chunk from the buffer to `pieces`. Return False if the buffer is empty.
+
+        If chunks are signed, the last piece is withheld until the signature of the whole chunk is verified.
+        """
         assert self._left is not None
         piece = bytes(self._buffer[: self._left])
         if not piece:
@@ -163,17 +175,24 @@ class ChunkDecoder:
         if not self._is_signed:
             return
         text = f"AWS4-HMAC-SHA256-PAYLOAD\n{self._claim.timestamp}\n{self._claim.scope}\n"
-        self._advance_chain(
+        self._check_signature(
             f"{text}{self._previous}\n{EMPTY_SHA256}\n{self._hash.hexdigest()}", self._signature.decode()
         )
 
-    def _advance_chain(self, text: str, signature: str) -> None:
+    def _check_signature(self, text: str, signature: str) -> None:
+        """Check the signature of a chunk or of the trailers, and keep it, because the next signature depends on it.
+
+        Args:
+            text: The text that the client has signed.
+            signature: The signature in the request.
+        """
         expected = hmac.digest(self._key, text.encode(), "sha256").hex()
         if not hmac.compare_digest(expected.encode(), signature.encode()):  # The operands must be ASCII.
             raise S3Error("SignatureDoesNotMatch", "The signature of a chunk does not match its data")
         self._previous = expected
 
     def _read_trailers(self) -> None:
+        """Read the trailers, which are headers after the body, and check their signature if chunks are signed."""
         lines = [line for line in bytes(self._buffer).split(b"\r\n") if line]
         signed_bytes, signature = b"", ""
         for line in lines:
@@ -188,7 +207,7 @@ class ChunkDecoder:
             signed_bytes += lower_name.encode() + b":" + value + b"\n"
         if self._is_signed:
             text = f"AWS4-HMAC-SHA256-TRAILER\n{self._claim.timestamp}\n{self._claim.scope}\n"
-            self._advance_chain(f"{text}{self._previous}\n{hashlib.sha256(signed_bytes).hexdigest()}", signature)
+            self._check_signature(f"{text}{self._previous}\n{hashlib.sha256(signed_bytes).hexdigest()}", signature)
 
 
 class ChunkSigner:

@@ -76,10 +76,11 @@ class GatewayConnection(Connection):
     def data_received(self, data: bytes) -> None:
         """Parse the bytes of a client. If they complete a request, try to answer it at once.
 
-        The answer saves an iteration of the event loop, which would wake the task of the connection.
+        An immediate answer is faster, because the event loop does not need to wake the task of the connection first.
         """
+        # The limit per connection changes with the number of connections.
         if self._kernel_bytes != self._connections.kernel_bytes:
-            self._limit_kernel()
+            self._limit_kernel_bytes()
         waiter = self._waiter
         if waiter is None or waiter.done() or self._messages:
             super().data_received(data)
@@ -104,7 +105,7 @@ class GatewayConnection(Connection):
             unfinished_answer.abandon()
         super().connection_lost(exc)
 
-    def _limit_kernel(self) -> None:
+    def _limit_kernel_bytes(self) -> None:
         """Limit the unsent bytes that the kernel keeps for a client that does not read.
 
         Unlike the size of the send buffer, this limit does not include the bytes in transit, so it does not slow down

@@ -38,7 +38,12 @@ from seamark.metaserver.gateway.folder_files import (
     select_kept_headers,
 )
 from seamark.metaserver.gateway.folder_listing import list_keys
-from seamark.metaserver.gateway.folder_uploads import Uploads, answer_part_list, read_complete, read_part_number
+from seamark.metaserver.gateway.folder_uploads import (
+    Uploads,
+    answer_part_list,
+    parse_complete_multipart_upload,
+    read_part_number,
+)
 from seamark.metaserver.gateway.listing import ListingRequest
 from seamark.metaserver.gateway.s3_errors import S3Error, convert_error, escape_xml
 from seamark.metaserver.objects.folder import map_to_file_location
@@ -170,7 +175,7 @@ class FolderBackend:
         """
 
         def work(place: LocalPlace) -> tuple[int, FileInfo]:
-            descriptor = place.root.open_file(place.below)
+            descriptor = place.root.open_file(place.path_below_root)
             return descriptor, read_file_info(descriptor)
 
         if location.endswith("/"):
@@ -246,7 +251,7 @@ class FolderBackend:
                     pending.clear()
             await self._run(write, bytes(pending))
             checksums.check(call.headers | body.trailers)
-            await self._run(self._staging.seal, descriptor, headers)
+            await self._run(self._staging.store_headers_and_sync, descriptor, headers)
         except BaseException:
             self._staging.discard(staged_name)
             raise
@@ -280,7 +285,7 @@ class FolderBackend:
                 descriptor = self._staging.open_new(staged_name)
                 try:
                     copy_bytes(source, descriptor, start, length)
-                    self._staging.seal(descriptor, headers)
+                    self._staging.store_headers_and_sync(descriptor, headers)
                 except BaseException:
                     self._staging.discard(staged_name)
                     raise
@@ -366,7 +371,7 @@ class FolderBackend:
     async def _complete_upload(self, call: S3Call) -> web.StreamResponse:
         assert call.document is not None
         location, upload_id = _make_location(call), call.address.query["uploadId"]
-        part_etags, conditions = read_complete(call.document), call.headers
+        part_etags, conditions = parse_complete_multipart_upload(call.document), call.headers
         with self._copies.reserve(call.principal_name):
             published_file = await self._copiers.run(
                 self._find_file(location),
@@ -386,7 +391,9 @@ class FolderBackend:
     async def delete_abandoned(self, passed_time: PassedTime) -> None:
         """Delete uploads and staged files that have not changed for `gateway_uploads_s` of passed time."""
         age_ms = int(self._abandoned_s * 1000)
-        # The argument is the current time of a clock without jumps, because a jump of the clock makes no file older.
+        # Passed time does not include jumps of the system clock, which would make files look older than they are.
+        # `find_time_ago` returns the time before which a file is old enough. The callee subtracts the age itself, so
+        # the age is added here.
         await self._run(self._uploads.delete_abandoned, (passed_time.find_time_ago(age_ms) + age_ms) / 1000)
 
     async def _discard(self, staged_name: str) -> None:

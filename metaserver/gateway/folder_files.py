@@ -164,7 +164,7 @@ class Staging:
         with contextlib.suppress(FileNotFoundError):
             self.root.delete_file(f"{UPLOADS}/{name}")
 
-    def seal(self, descriptor: int, headers: Mapping[str, str]) -> None:
+    def store_headers_and_sync(self, descriptor: int, headers: Mapping[str, str]) -> None:
         """Store the headers with the file, and sync it."""
         if headers:
             try:

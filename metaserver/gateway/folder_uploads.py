@@ -204,7 +204,7 @@ class Uploads:
                         copy_bytes(source, descriptor, 0, part.size)
                 with open(self._open(f"{upload}/{_HEADERS_NAME}", READ_FLAGS), "rb") as file:
                     headers = convert_json(file.read(), dict[str, str])
-                self._staging.seal(descriptor, headers)
+                self._staging.store_headers_and_sync(descriptor, headers)
             published_file = self._staging.publish(staged_name, target, conditions)
         except FileNotFoundError:
             raise _make_missing_error() from None
@@ -254,7 +254,7 @@ def read_part_number(text: str | None) -> int:
     return int(text)
 
 
-def read_complete(document: bytes) -> list[tuple[int, str]]:
+def parse_complete_multipart_upload(document: bytes) -> list[tuple[int, str]]:
     """Return the number and the ETag of each part in the XML of CompleteMultipartUpload.
 
     Raises:

@@ -93,7 +93,11 @@ class Forwarding:
     async def request(
         self, method: str, bucket: str, key: str, headers: Mapping[str, str]
     ) -> AsyncIterator[StoreAnswer]:
-        """Send a request to the store. See `caching.store.Store.request`."""
+        """Send a request to the store, and yield its answer, whose body is read while the context is active.
+
+        Raises:
+            RetryLater: The store cannot be reached, or does not answer.
+        """
         url, signed_headers = self._sign(
             method, Address(bucket, key, {}), headers, EMPTY_SHA256, await self._load_server_keys()
         )

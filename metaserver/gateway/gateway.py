@@ -69,7 +69,7 @@ _log = structlog.get_logger("seamark.gateway")
 
 
 @dataclass(frozen=True, slots=True)
-class _Admitted:
+class _AdmittedRequest:
     """A request with a valid signature, and the rights of its keys. `headers` do not contain the session token."""
 
     address: Address
@@ -85,7 +85,7 @@ class StartedRequest:
     If it has an answer, the first bytes of the answer were sent, and the request keeps its slot until the answer ends.
     """
 
-    def __init__(self, gateway: Gateway, admitted: _Admitted, request_id: str, started_s: float) -> None:
+    def __init__(self, gateway: Gateway, admitted: _AdmittedRequest, request_id: str, started_s: float) -> None:
         self.gateway = gateway
         self.admitted = admitted
         self.request_id = request_id
@@ -247,15 +247,15 @@ class Gateway:
             else:
                 response = await self._answer(request, admission, request_id)
         except SeamarkError as error:
-            failure, response = error, self._make_refusal(convert_error(error), request, request_id)
+            failure, response = error, self._refuse(convert_error(error), request, request_id)
         except S3Error as error:
-            failure, response = error, self._make_refusal(error, request, request_id)
+            failure, response = error, self._refuse(error, request, request_id)
         except ConnectionError:
             failure, response = ClientGone("The client closed the connection"), web.Response(status=ClientGone.code)
         except Exception as error:  # noqa: BLE001  the last place that can answer and log an unexpected error
             _log.error("unexpected error", request_id=request_id, method=request.method, exc_info=error)
             internal_error = S3Error("InternalError", f"Internal error; see the server log for request id {request_id}")
-            failure, response = error, self._make_refusal(internal_error, request, request_id)
+            failure, response = error, self._refuse(internal_error, request, request_id)
         finally:
             self._metrics.requests.answering -= 1
             self._running.discard(running_request)
@@ -309,7 +309,8 @@ class Gateway:
             request_id=request_id,
         )
 
-    def _make_refusal(self, error: S3Error, request: web.Request, request_id: str) -> web.StreamResponse:
+    def _refuse(self, error: S3Error, request: web.Request, request_id: str) -> web.StreamResponse:
+        """Return the answer for an error. If the answer of the request has begun, abort the connection instead."""
         if request.writer.output_size > 0:
             # The status of a started answer cannot change, so abort the connection to show the error.
             if request.transport is not None:
@@ -317,10 +318,10 @@ class Gateway:
             return web.Response(status=error.status)
         response = build_error_answer(error, request.path, request_id, is_head=request.method == "HEAD")
         if not request.content.is_eof():
-            response.force_close()
+            response.force_close()  # Otherwise the server would read the rest of a body that it has refused.
         return response
 
-    def _admit(self, method: str, target: str, received_headers: Iterable[tuple[str, str]]) -> _Admitted:
+    def _admit(self, method: str, target: str, received_headers: Iterable[tuple[str, str]]) -> _AdmittedRequest:
         """Check the signature of a request, and that its keys allow the method.
 
         Raises:
@@ -341,9 +342,9 @@ class Gateway:
         headers.pop("x-amz-security-token", None)
         if method in WRITE_METHODS and not grant.writable:
             raise Forbidden(f"{method} needs write access to this table")
-        return _Admitted(address, headers, claim, grant, secret)
+        return _AdmittedRequest(address, headers, claim, grant, secret)
 
-    async def _answer(self, request: web.Request, admission: _Admitted, request_id: str) -> web.StreamResponse:
+    async def _answer(self, request: web.Request, admission: _AdmittedRequest, request_id: str) -> web.StreamResponse:
         address, headers, grant = admission.address, admission.headers, admission.grant
         with self._slots.reserve(grant.principal_name), contextlib.ExitStack() as reservations:
             await self._ownership.check(grant)
@@ -382,13 +383,13 @@ class Gateway:
             )
         if not claim.token:
             raise S3Error("AccessDenied", "The request has no session token; use all keys of the table's config")
-        grant, secret = self._keys.open(claim.token, claim.access_key_id)
+        grant, secret = self._keys.verify(claim.token, claim.access_key_id)
         check_signed_headers(claim, target.headers)
         if not is_signed(claim, target, secret):
             raise S3Error("SignatureDoesNotMatch", "The request's signature does not match; check the secret key")
         return claim, grant, secret
 
-    def _open_body(self, request: web.Request, admission: _Admitted) -> Body | None:
+    def _open_body(self, request: web.Request, admission: _AdmittedRequest) -> Body | None:
         """Return the unread body of a request, or None if its method has no body."""
         address, claim = admission.address, admission.claim
         if request.method not in ("PUT", "POST") or (request.method == "POST" and "uploads" in address.query):

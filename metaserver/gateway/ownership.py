@@ -118,7 +118,9 @@ class GrantChecker:
         raise Forbidden(f"The keys are refused: {reason}; log in and load the table again")
 
     async def _find_names(self, grant: ObjectGrant) -> list[str]:
-        """Return the names of the table in the namespace of the keys, or no names for a staged table.
+        """Return the names of the table for which the storage keys were issued.
+
+        Only names in the namespace of the keys count. A table that is being created has no name yet.
 
         Raises:
             Forbidden: The table was dropped, or moved to another namespace.

@@ -51,7 +51,12 @@ _log = structlog.get_logger("seamark.gateway")
 
 
 class _Policy(NamedTuple):
-    """The policy of a table: what is read of its files, and the filter that selects them as JSON, or an empty text."""
+    """The policy of a table.
+
+    Attributes:
+        kind: The part of each file to read: `footers` or `files`.
+        filter_text: The filter that selects the files, as JSON, or an empty text for all files.
+    """
 
     kind: str
     filter_text: str
@@ -83,8 +88,8 @@ class Preloading:
         self._budget_bytes = budget_bytes
         self._waiting: OrderedDict[str, tuple[Entry, _Policy]] = OrderedDict()
         """The entry and the policy of each waiting table. Metadata are not kept, because they can be large."""
-        self._news = asyncio.Event()
-        self._read: OrderedDict[str, tuple[_Policy, dict[str, int]]] = OrderedDict()
+        self._has_waiting_tables = asyncio.Event()
+        self._preloaded: OrderedDict[str, tuple[_Policy, dict[str, int]]] = OrderedDict()
         """The policy of each table, and the number of bytes that were read of each of its files."""
 
     async def follow(self, timeline: Timeline) -> None:
@@ -100,14 +105,14 @@ class Preloading:
             self._waiting.move_to_end(entry.uuid)
             while len(self._waiting) > _TABLES_MAX:
                 self._waiting.popitem(last=False)
-            self._news.set()
+            self._has_waiting_tables.set()
         return float("inf")
 
     async def work(self) -> None:
         """Preload the queued tables, one table after another, until the task is cancelled."""
         while True:
-            await self._news.wait()
-            self._news.clear()
+            await self._has_waiting_tables.wait()
+            self._has_waiting_tables.clear()
             while self._waiting:
                 _, (entry, policy) = self._waiting.popitem(last=False)
                 try:
@@ -125,18 +130,26 @@ class Preloading:
         metadata = await self._documents.peek(entry.metadata_location)
         holder = f"table {entry.uuid}"
         end_of_time = 1 << 60  # A preload has no keys that could expire.
-        await self._ownership.check(ObjectGrant(entry.uuid, metadata.location, False, holder, end_of_time, True))
+        grant = ObjectGrant(
+            table_uuid=entry.uuid,
+            location=metadata.location,
+            writable=False,
+            principal_name=holder,
+            expires_ms=end_of_time,
+            pinned=True,
+        )
+        await self._ownership.check(grant)
         # Do not count the plan as a use of indexes.
         scan = await self._planner.bind_and_plan(metadata, ScanRequest(filter=_parse_filter(filter_text)))
         located_rows = [scan.view.locate(row) for row in scan.entry_ids[:_FILES_MAX].tolist()]
         paths = {block.read_text("file_path", local) or "": None for block, local in located_rows}
-        old_policy, known_sizes = self._read.pop(entry.uuid, (policy, {}))
+        old_policy, known_sizes = self._preloaded.pop(entry.uuid, (policy, {}))
         known_sizes = (
             {path: size for path, size in known_sizes.items() if path in paths} if old_policy == policy else {}
         )
-        self._read[entry.uuid] = policy, known_sizes
-        while len(self._read) > _TABLES_MAX:
-            self._read.popitem(last=False)
+        self._preloaded[entry.uuid] = policy, known_sizes
+        while len(self._preloaded) > _TABLES_MAX:
+            self._preloaded.popitem(last=False)
         table, used_bytes = parse_location(metadata.location), sum(known_sizes.values())
         for path in paths:
             if path in known_sizes:

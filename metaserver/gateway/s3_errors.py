@@ -113,9 +113,9 @@ def format_error_xml(error: S3Error, resource: str, request_id: str) -> bytes:
 
 
 def escape_xml(text: str) -> str:
-    """Escape a text, and remove characters that XML 1.0 does not allow."""
+    """Escape a text, and replace characters that XML 1.0 does not allow by U+FFFD or a question mark."""
     return (
-        escape("".join(ch if ch >= " " or ch in "\t\n" else "\ufffd" for ch in text))
+        escape("".join(char if char >= " " or char in "\t\n" else "\ufffd" for char in text))
         .encode("utf-8", "replace")
         .decode()
     )

@@ -11,7 +11,7 @@ from functools import partial
 
 from aiohttp import web
 
-from seamark.formats.runtime.connections import Answers, ConnectionLimits
+from seamark.formats.runtime.connections import ConnectionLimits, DirectAnswers
 from seamark.formats.runtime.errors import SeamarkError
 from seamark.metaserver.access.gateway_keys import ObjectGrant
 from seamark.metaserver.api.http.components import ServerComponents
@@ -49,7 +49,7 @@ async def serve_gateway(
             router.begin,
             settings.gateway_send_bytes,
             limits,
-            Answers(_build_error_response, partial(components.metrics.observe, OPERATION, 400, 0.0, None)),
+            DirectAnswers(_build_error_response, partial(components.metrics.observe, OPERATION, 400, 0.0, None)),
             tls=tls,
             access_log=None,
             auto_decompress=False,
@@ -116,8 +116,10 @@ async def _open_backend(components: ServerComponents) -> Backend:
 async def _preload_tables(
     components: ServerComponents, ownership: GrantChecker, backend: Backend
 ) -> AsyncIterator[None]:
-    """Preload tables while the context is active, if there is a cache with a pinned part."""
+    """Preload tables while the context is active, if a part of the cache is reserved for preloaded files."""
     settings = components.settings
+    # One table may use at most `gateway_cache_holder_percent` of the part for preloaded files, which is
+    # `gateway_cache_pinned_percent` of the cache.
     cache_bytes = max(settings.gateway_cache_disk_bytes, settings.gateway_cache_memory_bytes)
     budget_bytes = (
         cache_bytes * settings.gateway_cache_pinned_percent // 100 * settings.gateway_cache_holder_percent // 100
@@ -142,7 +144,10 @@ async def _preload_tables(
 
 
 async def _maintain_backend(components: ServerComponents, backend: Backend) -> None:
-    """Update the metrics of a cache, and delete the abandoned uploads of a folder."""
+    """Maintain the backend in regular intervals, until the task is cancelled.
+
+    If the backend is a cache, update its metrics. If it is a folder or a cloud, delete abandoned uploads.
+    """
     while True:
         if isinstance(backend, CachingBackend):
             backend.report(components.metrics.gateway_cache, components.warehouse_name)

@@ -247,8 +247,9 @@ class QueryHistory:
     def add_time(self, uuid: str, fingerprint: str, principal: str | None, time: StatementTime) -> None:
         """Add the time that an engine took for a statement.
 
-        The time is lost if the history does not have the shape when the counts are recorded. It is also lost if too
-        many other times wait. One principal can use half of the limit, so that others can still record times.
+        The history has sums by shape, that is, over the statements that differ only in their literals. The time is
+        lost if the table has no sums of this shape when the server writes the counts to the database. It is also lost
+        if too many other times wait. One principal can use half of the limit, so that others can still record times.
 
         Args:
             uuid: The UUID of the table.
@@ -284,10 +285,10 @@ class QueryHistory:
         return True
 
     def _add_counts(self, key: _Key) -> _Counts:
-        """Return new counts for a shape, or the counts of the table's other shapes if the limit is reached.
+        """Return new counts for a shape. If the limit is reached, return the common counts of the table instead.
 
-        The limit bounds the memory, so a shape with many names costs more. One principal can use half of the limit,
-        so that it cannot keep out the shapes of others.
+        A shape is a statement without its literals. The limit bounds the memory, so a shape with many names costs more.
+        One principal can use half of the limit, so that the shapes of others still get their own counts.
         """
         shape = key.shape
         assert shape is not None
@@ -352,8 +353,15 @@ class QueryHistory:
     def _owner_shapes_max(self) -> int:
         return max(1, self._shapes_max // _OWNER_BUDGET_DIVISOR)
 
-    async def list_table_shapes(self, uuid: str, days: int) -> list[QueryShapeSums]:
-        """Return the history of a table, including statements that this server has not recorded yet."""
+    async def flush_and_list_shapes(self, uuid: str, days: int) -> list[QueryShapeSums]:
+        """Write the waiting counts to the database, and return the sums of a table for each shape of statements.
+
+        A shape is a statement without its literals.
+
+        Args:
+            uuid: The UUID of the table.
+            days: The number of days to sum.
+        """
         await self.flush()
         return await self._store.query_shapes(uuid, self._compute_first_hour(days), _LISTED_MAX)
 
@@ -389,7 +397,7 @@ class QueryHistory:
             await self.flush()
         if namespaces is not None and len(namespaces) > NAMESPACES_MAX:
             namespaces = None
-        return await self._store.query_totals(self._compute_first_hour(days), namespaces, limit)
+        return await self._store.load_query_totals(self._compute_first_hour(days), namespaces, limit)
 
     def _compute_first_hour(self, days: int) -> int:
         """Return the first hour of the last `days` days, in hours since the epoch."""

@@ -117,12 +117,15 @@ def compute_widths(bound: Expression, limits: Mapping[int, tuple[float, float]])
 def list_column_conjuncts(bound: Expression) -> Iterable[Bound]:
     """Return the comparisons of plain columns, without a transform, that all rows must satisfy."""
     parts = bound.children if isinstance(bound, And) else (bound,)
+    # The server adds `OR x IS NAN` to comparisons for some engines. The statement did not contain it.
     predicates = map(drop_nan, parts)
     return (part for part in predicates if isinstance(part, Bound) and part.transform == IDENTITY)
 
 
 def round_share(share: float) -> float:
-    """Round a fraction, because an exact width would show the literals.
+    """Round the width of a range, as a fraction of the distance between a column's smallest and largest value.
+
+    With the exact fraction, a reader of the history could compute the literals of the statement.
 
     The odds, share / (1 - share), are rounded to a power of two with an exponent in quarters. So fractions close to 0
     and fractions close to 1 have the same relative precision. Both matter: in a skewed column, the few rows outside of

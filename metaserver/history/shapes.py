@@ -123,9 +123,9 @@ def _digest_shape(shape: QueryShape) -> str:
 
 
 def select_shape_columns(ids: Iterable[int]) -> tuple[int, ...]:
-    """Return the distinct column ids, sorted, or no ids if there are more than `COLUMNS_MAX`.
+    """Return the distinct column ids for a statement's entry in the history, sorted.
 
-    A cut list would look like a complete list, so a long list is omitted.
+    The result is empty if there are more than `COLUMNS_MAX`, because a truncated list would look complete.
     """
     columns = tuple(sorted(set(ids)))
     return columns if len(columns) <= COLUMNS_MAX else ()
@@ -175,6 +175,7 @@ def _list_conjuncts(expression: Expression) -> list[tuple[Expression, bool]]:
             case Or(children) if is_negated:
                 pending_parts += [(child, True) for child in reversed(children[:CONJUNCTS_MAX])]
             case _:
+                # The server adds `OR x IS NAN` to comparisons for some engines. The statement did not contain it.
                 conjuncts.append((drop_nan(part), is_negated))
     return conjuncts
 

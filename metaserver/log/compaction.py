@@ -47,7 +47,7 @@ def is_worth_rewriting(segment: LogSegment, released_offsets: Mapping[Shard, int
         segment: A complete segment of the log.
         released_offsets: The released offset of each shard whose rows the rewrite keeps.
     """
-    return 2 * sum(map(segment.measure_rows, released_offsets)) <= segment.size_bytes - segment.head_bytes
+    return 2 * sum(map(segment.measure_bytes, released_offsets)) <= segment.size_bytes - segment.head_bytes
 
 
 def rewrite_segment(files: LogFiles, segment: LogSegment, released_offsets: Mapping[Shard, int]) -> LogSegment:

@@ -203,7 +203,11 @@ def make_damage_error(name: str, position: int) -> Corrupt:
 
 
 def split_payloads(entry: AppendEntry, payloads: memoryview) -> Iterator[tuple[BatchEntry, memoryview]]:
-    """Yield each batch of an append with its bytes, which are its payload and then its kinds."""
+    """Yield each batch of an append with its bytes.
+
+    The bytes are the rows, and then one byte for each row which says whether it is an insert, update or delete. Without
+    these bytes, all rows are inserts.
+    """
     start = 0
     for batch in entry.batches:
         yield batch, payloads[start : start + batch.size_bytes]

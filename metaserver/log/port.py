@@ -193,7 +193,11 @@ class ShardState:
 
 
 class GateMoved(RetryLater):
-    """Raised if a commit has closed or opened the gate of a stream since the rows were checked. Nothing is stored."""
+    """Raised if a commit has changed how the rows of a stream are written since the rows were checked.
+
+    Such a commit closes the gate of the stream, so that the log refuses appends, and opens it at its end. Nothing of
+    the append is stored.
+    """
 
 
 class StreamGate(NamedTuple):
@@ -304,7 +308,9 @@ class SharedLog(StreamLog, Protocol):
         producer: StreamProducer | None = None,
         gates: Mapping[str, int] | None = None,
     ) -> Acknowledgement:
-        """Append one batch to each of the shards atomically, if the gates of their streams have not moved.
+        """Append one batch to each of the shards atomically, if no commit has changed how their rows are written.
+
+        Such a commit closes the gate of a stream, and opens it at its end. The gate counts both.
 
         Args:
             batches: The rows for each shard.
@@ -316,13 +322,21 @@ class SharedLog(StreamLog, Protocol):
         """
 
     def read_gates(self, streams: Iterable[str]) -> dict[str, StreamGate]:
-        """Return the gates of the streams. The gate of a stream without closings is open, and has the number 0."""
+        """Return the gates of the streams. A closed gate refuses appends while a commit changes how rows are written.
+
+        A gate that was never closed is open, and has the number 0.
+        """
 
     def list_gates(self) -> Collection[str]:
-        """Return the streams whose gates have moved."""
+        """Return the streams whose gate was ever closed.
+
+        A closed gate refuses appends while a commit changes how rows are written.
+        """
 
     async def move_gates(self, numbers: Mapping[str, int], *, is_closed: bool) -> None:
-        """Close or open the gates of the streams durably. The number of each of them rises by one.
+        """Close or open the gates of the streams durably. A closed gate refuses appends to the stream.
+
+        The number of each gate counts how often it was closed or opened, so it increases by one.
 
         Args:
             numbers: The current number of the gate of each stream.

@@ -75,7 +75,7 @@ def recover_log(files: LogFiles, state: LogState, now_ms: int, *, segment_bytes:
     torn_bytes, file = _recover_last_segment(files, segments, state, segment_bytes)
     try:
         _restore_starts(segments, state)
-        _check_released(files, segments[:-1], state)
+        _check_unreleased(files, segments[:-1], state)
         files.remove([name for name in files.list_names() if _is_orphan(name, numbers)])
     except BaseException:
         file.close()
@@ -151,14 +151,14 @@ def _open_segment(files: LogFiles, number: int, *, is_last: bool) -> LogSegment:
     except OSError:
         header_and_position = None
     if header_and_position is None or header_and_position[0].segment_bytes > files.measure_size(segment.name):
-        _scan_segment(files, segment)
+        _index_segment(files, segment)
         return segment
     segment.use_index_file(header_and_position)
     return segment
 
 
-def _scan_segment(files: LogFiles, segment: LogSegment) -> None:
-    """Read the frames of a complete segment without an index file.
+def _index_segment(files: LogFiles, segment: LogSegment) -> None:
+    """Add the frames of a complete segment to its index in memory, because the segment has no index file.
 
     Raises:
         Corrupt: A frame is damaged, although all frames were acknowledged. `_check_continuity` detects damage at the
@@ -175,7 +175,11 @@ def _scan_segment(files: LogFiles, segment: LogSegment) -> None:
 
 
 def _index_frame(segment: LogSegment, frame: Frame) -> Entry | None:
-    """Add a frame to the index of its segment, and return its entry, or None for a mark or a head."""
+    """Add a frame to the index of its segment, and return its entry.
+
+    Return None for a head, the state of the log at the start of a segment, and for a mark, which shows that all frames
+    before it are durable.
+    """
     segment.size_bytes = frame.end
     if frame.kind is not FrameKind.ENTRY:
         return None
@@ -200,8 +204,12 @@ def _recover_last_segment(
 ) -> tuple[int, LogFile]:
     """Apply the entries of the last segment, truncate its file after them, and open the file.
 
-    The frames after the last mark may be only in the memory of the kernel, because a sync may have failed. So they are
-    written again before the log treats them as durable.
+    A mark is a frame which shows that all frames before it are durable. The frames after the last mark may be only in
+    the memory of the kernel, because a sync may have failed. So they are written again before the log treats them as
+    durable.
+
+    Returns:
+        The number of bytes of an incomplete frame at the end, which were removed, and the open file.
     """
     segment = segments[-1]
     data = files.read_whole(segment.name)
@@ -275,10 +283,10 @@ def _restore_starts(segments: list[LogSegment], state: LogState) -> None:
             shard_summary: ShardSummary | None = state.shards.get(shard)
             if shard_summary is not None:
                 shard_summary.start = segment.get_first_offset(shard) or 0
-                shard_summary.size_bytes += segment.measure_rows(shard)
+                shard_summary.size_bytes += segment.measure_bytes(shard)
 
 
-def _check_released(files: LogFiles, segments: list[LogSegment], state: LogState) -> None:
+def _check_unreleased(files: LogFiles, segments: list[LogSegment], state: LogState) -> None:
     """Check the bytes of the segments that contain rows that are in no data file yet.
 
     All other segments are checked when they are read.

@@ -109,7 +109,7 @@ class LogSegment:
         rows = self.ranges.get(shard)
         return rows.last_time_ms if rows is not None else None
 
-    def measure_rows(self, shard: Shard) -> int:
+    def measure_bytes(self, shard: Shard) -> int:
         """Return the size of a shard's rows in bytes."""
         if self.index is not None:
             index = self.index.shards.get(shard)

@@ -326,11 +326,16 @@ class SegmentLog:
         return bool(first_ms) and self._clock.now_ms() - first_ms > self._limits.retention_ms // 2
 
     async def _begin_segment(self, size_bytes: int) -> None:
-        """Continue in a new segment. If the disk is full, raise LogFull, and keep the active segment."""
+        """Continue in a new segment. If the disk is full, raise LogFull, and keep the active segment.
+
+        Args:
+            size_bytes: The size of the next group of appends, for which the segment must have space.
+        """
         self._state.forget(self._clock.now_ms(), self._segments[0].head_time_ms)
         head, time_ms = encode_meta(self._state.summarize()), self._state.time_ms
         number = self._writer.number + 1
-        # Reserve space for the header, the padding and the mark as well.
+        # Also reserve space for the headers and the padding of the first frames, and for the mark: a frame after the
+        # group which shows that the frames before it are durable.
         reserve_bytes = max(self._limits.segment_bytes, len(head) + size_bytes + 4 * HEADER_BYTES)
         previous_writer = self._writer
         try:
@@ -382,8 +387,9 @@ class SegmentLog:
     async def trim(self) -> int:
         """Remove the oldest segments after their retention, and return the number of removed segments.
 
-        From the first segment on with rows that are in no data file, segments are rewritten instead of removed, unless
-        `SegmentLimits.drops_unreleased` is true.
+        Segments are removed up to the first segment with rows that are in no data file yet. That segment and the later
+        segments are rewritten without their other rows. If `SegmentLimits.drops_unreleased` is true, old segments are
+        always removed.
 
         Raises:
             OSError: The disk fails.
@@ -392,6 +398,7 @@ class SegmentLog:
             return await self._trim()
 
     async def _trim(self) -> int:
+        """Remove and rewrite the oldest segments, as `trim` describes. The caller has the maintenance lock."""
         oldest_ms = self._clock.now_ms() - self._limits.retention_ms
         # Use the released offsets of one moment for all segments. Otherwise a later segment could lose rows of a shard
         # while an earlier segment still has rows of it.
@@ -409,10 +416,11 @@ class SegmentLog:
             self._subtract_bytes(segment, None)
             segment.is_gone = True
         del self._segments[: len(removed_segments)]
+        # Remove these files before later segments are rewritten, so that even after a crash, no rows of a shard are
+        # missing between two segments.
         if removed_segments:
             names = [name for segment in removed_segments for name in (segment.name, make_index_name(segment.number))]
             await self._runner.read(partial(self._files.remove, names))
-        # Remove the files last, so that even after a crash, no rows of a shard are missing between two segments.
         # Segments with unreleased rows remain. Rewrite those that are old enough, or until the log is small enough.
         for index, segment in enumerate(self._segments[:-1]):
             is_kept = segment.find_last_time_ms() >= oldest_ms and size_bytes <= self._limits.retention_bytes
@@ -454,8 +462,8 @@ class SegmentLog:
         for shard in segment.list_shards():
             summary = self._state.shards.get(shard)
             if summary is not None:
-                remaining_bytes = replacement.measure_rows(shard) if replacement is not None else 0
-                summary.size_bytes -= segment.measure_rows(shard) - remaining_bytes
+                remaining_bytes = replacement.measure_bytes(shard) if replacement is not None else 0
+                summary.size_bytes -= segment.measure_bytes(shard) - remaining_bytes
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -581,10 +589,14 @@ async def open_segments(
         )
     except OSError as error:
         raise LogUnavailable(
-            f"The disk of the log does not open it: {error}; correct this, then start again"
+            f"The log cannot be opened from its disk: {error}; correct this, then start again"
         ) from error
     if recovered_log.torn_bytes:
-        _log.warning("log was cut", torn_bytes=recovered_log.torn_bytes, segment=recovered_log.segments[-1].name)
+        _log.warning(
+            "an incomplete record at the end of the log was removed",
+            size_bytes=recovered_log.torn_bytes,
+            segment=recovered_log.segments[-1].name,
+        )
     log = SegmentLog(files, runner, clock, limits, recovered_log, identity)
     run_task = asyncio.create_task(log.run(), name="log-writer")
     maintenance_task = asyncio.create_task(log.maintain(), name="log-maintenance")
@@ -612,7 +624,7 @@ async def open_segment_log(folder: Path, clock: Clock, limits: SegmentLimits) ->
         raise LogUnavailable(f"The folder {folder} of the log does not open: {error.strerror}") from error
     runner = ThreadRunner(READER_THREADS)
     try:
-        identity = await runner.read(partial(_read_identity, folder, clock))
+        identity = await runner.read(partial(_read_or_create_identity, folder, clock))
         async with open_segments(files, runner, clock, limits, identity) as log:
             yield log
     finally:
@@ -620,7 +632,7 @@ async def open_segment_log(folder: Path, clock: Clock, limits: SegmentLimits) ->
         files.close()
 
 
-def _read_identity(folder: Path, clock: Clock) -> str:
+def _read_or_create_identity(folder: Path, clock: Clock) -> str:
     """Return the identity of the log in a folder, or give a new log an identity. The caller has locked the folder.
 
     Raises:

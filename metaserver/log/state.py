@@ -43,7 +43,7 @@ REMEMBERED_MS = 600_000
 
 
 class BatchSize(NamedTuple):
-    """The number of rows of a batch, and the sizes of its payload and its kinds (`Batch`)."""
+    """The number of rows of a batch, the size of its rows, and the size of their kinds: insert, update or delete."""
 
     rows: int
     payload_bytes: int
@@ -98,7 +98,14 @@ Entry = AppendEntry | FenceEntry | RemoveEntry
 
 
 class ShardSummary(msgspec.Struct, array_like=True):
-    """A shard in the state of a log. `ShardState` describes the fields."""
+    """A shard in the state of a log.
+
+    Attributes:
+        start: The offset of the first readable row.
+        watermark: The offset after the last durable row.
+        released: The offset below which all rows are in data files.
+        size_bytes: The approximate size of the rows from `start` to `watermark`.
+    """
 
     stream: str
     number: int
@@ -280,7 +287,8 @@ class LogState:
         """Forget producers and removed streams that are older than `keep_ms`.
 
         The producers of an input topic are remembered longer, because their sequence numbers show which messages were
-        appended. They are forgotten when a topic that has replaced the input topic has had entries for `keep_ms`.
+        appended. Another topic can replace the input topic of a stream. The producers of the old topic are forgotten
+        when the new topic has an entry that is more than `keep_ms` later than the last entry of the old topic.
 
         Args:
             now_ms: The current time.
@@ -400,7 +408,15 @@ class Group:
         return self.append_sizes(sizes, producer)
 
     def append_sizes(self, sizes: Mapping[Shard, BatchSize], producer: StreamProducer | None) -> Acknowledgement:
-        """Admit an append by the sizes of its batches. See `append`."""
+        """Assign offsets to an append whose batch sizes are known, and add it to the group.
+
+        Args:
+            sizes: The size of the batch of each shard.
+            producer: The producer and the sequence number, by which a repeated append is recognised.
+
+        Raises:
+            StreamRemoved, ProducerFenced, SequenceGap, TooManyRequests: As for `append`.
+        """
         if producer is not None:
             duplicate = self._check_sequence(producer)
             if duplicate is not None:
@@ -431,7 +447,7 @@ class Group:
             TooManyRequests: The producer is new, and there are too many producers.
         """
         previous = self._find_producer(name)
-        self._check_room(name, previous)
+        self._check_producer_limit(name, previous)
         # The epoch 0 is that of a producer without sessions.
         entry = FenceEntry(self.time_ms, name, previous.epoch + 1 if previous is not None else 1)
         self.entries.append(entry)
@@ -464,7 +480,7 @@ class Group:
             self._new_producers[parse_owner(name)] += 1
         self._producers[name] = summary
 
-    def _check_room(self, name: str, previous: ProducerSummary | None) -> None:
+    def _check_producer_limit(self, name: str, previous: ProducerSummary | None) -> None:
         """Check that the log may remember the producer `name` if it is new. `previous` is its state, or None."""
         if previous is None:
             self._state.check_producer_room(name, limit=self._state.producers_max, pending=self._new_producers)
@@ -476,7 +492,7 @@ class Group:
         unknown session, or after a gap, is refused.
         """
         previous = self._find_producer(producer.name)
-        self._check_room(producer.name, previous)
+        self._check_producer_limit(producer.name, previous)
         last_sequence = previous.sequence if previous is not None else -1
         if previous is not None and producer.epoch < previous.epoch:
             raise ProducerFenced(
@@ -490,6 +506,7 @@ class Group:
         if previous is not None and producer.sequence <= last_sequence:
             repeats = (append.acknowledge() for append in previous.appends if append.sequence == producer.sequence)
             return next(repeats, Acknowledgement((), duplicate=True))
+        # Sequence numbers of a sparse producer may be missing. It waits for each answer, so no append can be delayed.
         if producer.sequence != last_sequence + 1 and not producer.sparse:
             raise SequenceGap(
                 f"The append {producer.sequence} of the producer {producer.name!r} does not follow its last append, "

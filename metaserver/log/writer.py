@@ -74,8 +74,8 @@ class SegmentWriter:
     def finish(self) -> None:
         """Close a complete segment, and release the reserved space that it does not need.
 
-        The last mark is removed, because a complete segment needs no mark, and the checksum of the segment must not
-        depend on it.
+        The writer adds a mark after each sync, which shows that all frames before it are durable. The last mark is
+        removed, because a complete segment needs no mark, and the checksum of the segment must not depend on it.
         """
         with suppress(OSError):
             self._file.truncate(self.durable_position)

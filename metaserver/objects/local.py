@@ -70,21 +70,23 @@ class LocalPlace:
     """A path below a root.
 
     Attributes:
+        root: The folder of the warehouse or of an allowed location.
+        path_below_root: The path relative to the root, or an empty text for the root itself.
         umask: The umask of new files and folders, or None for the umask of the process.
     """
 
     root: RootFolder
-    below: str
+    path_below_root: str
     umask: int | None = None
 
     @property
     def folder(self) -> LocalPlace:
         """The place of the folder that contains this place."""
-        return LocalPlace(self.root, self.below.rpartition("/")[0], self.umask)
+        return LocalPlace(self.root, self.path_below_root.rpartition("/")[0], self.umask)
 
     @property
     def name(self) -> str:
-        return self.below.rpartition("/")[2]
+        return self.path_below_root.rpartition("/")[2]
 
 
 class LocalObjects:
@@ -114,8 +116,8 @@ class LocalObjects:
             umasks: The umasks of the files below a root, by its path. Other roots use the umask of the process.
             parse: Parses the locations that `run` receives.
         """
-        # The longest root is checked first, because an allowed location inside the warehouse may be a link that the
-        # operator created.
+        # Check the longest root first. An allowed location inside the warehouse may be a link that the operator
+        # created. A root may be a link, but below the root of the warehouse, the link would be refused.
         self._roots = tuple(RootFolder(root) for root in sorted(roots, key=len, reverse=True))
         self._parse = parse
         self._umasks = {path.rstrip("/") or "/": umask for path, umask in (umasks or {}).items()}
@@ -154,7 +156,7 @@ class LocalObjects:
         # table calls this method.
         place = self._find_place(parse_location(location))
         try:
-            return place.root.is_file(place.below)
+            return place.root.is_file(place.path_below_root)
         except OSError as error:
             raise _explain_error(error, location) from error
 
@@ -231,7 +233,7 @@ class LocalObjects:
             try:
                 if len(names_in_folder) == 1:
                     place = self._find_place(parse_location(first_location))
-                    place.root.check_links(place.below)
+                    place.root.check_links(place.path_below_root)
                 else:
                     self._check_names(folder, names_in_folder)
             except (FileNotFoundError, NotADirectoryError):
@@ -241,12 +243,12 @@ class LocalObjects:
 
     def _check_names(self, folder: str, names: Iterable[str]) -> None:
         place = self._find_place(parse_location(folder))
-        descriptor = place.root.open(place.below, os.O_PATH | os.O_DIRECTORY)
+        descriptor = place.root.open(place.path_below_root, os.O_PATH | os.O_DIRECTORY)
         try:
             for name in names:
                 with contextlib.suppress(FileNotFoundError):
                     if stat.S_ISLNK(os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode):
-                        raise SymbolicLinkError(f"{place.below}/{name}", is_last=True)
+                        raise SymbolicLinkError(f"{place.path_below_root}/{name}", is_last=True)
         finally:
             os.close(descriptor)
 
@@ -295,19 +297,19 @@ class DurableFolders:
         Raises:
             SymbolicLinkError: The path of the folder contains a link.
         """
-        key = (place.root.path, place.below)
+        key = (place.root.path, place.path_below_root)
         # A folder with a known identity is on disk, because this process has synced it before.
         with contextlib.suppress(FileNotFoundError):
-            folder = place.root.open_folder(place.below)
+            folder = place.root.open_folder(place.path_below_root)
             if self._folder_identities.get(key) == _identify_folder(folder):
                 return folder
             os.close(folder)
         if not os.path.isdir(place.root.real_path):
-            _make_parents(place.root.real_path, place.umask)
+            _make_root_folder(place.root.real_path, place.umask)
             _sync_folder(os.path.dirname(place.root.real_path))
         folder = place.root.open("", os.O_PATH | os.O_DIRECTORY)
         try:
-            for name in place.below.split("/") if place.below else ():
+            for name in place.path_below_root.split("/") if place.path_below_root else ():
                 with contextlib.suppress(FileExistsError):
                     _make_folder(name, place.umask, folder)
                 # This process cannot create files in a folder that it cannot read, so the folder needs no sync.
@@ -325,10 +327,10 @@ class DurableFolders:
         return opened_folder
 
 
-def _make_parents(folder: str, umask: int | None) -> None:
-    """Create a root. Its path may contain links, because the operator has chosen it."""
+def _make_root_folder(folder: str, umask: int | None) -> None:
+    """Create a root folder with its parents. Its path may contain links, because the operator has chosen it."""
     if not os.path.isdir(folder):
-        _make_parents(os.path.dirname(folder), umask)
+        _make_root_folder(os.path.dirname(folder), umask)
         with contextlib.suppress(FileExistsError):
             _make_folder(folder, umask)
 
@@ -378,7 +380,7 @@ def _explain_error(error: OSError, location: str, *, is_folder: bool = False) ->
 
 
 def _read_file(place: LocalPlace, location: str, limit_bytes: int | None) -> bytes:
-    with open(place.root.open_file(place.below), "rb") as file:
+    with open(place.root.open_file(place.path_below_root), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if limit_bytes is not None and size > limit_bytes:
             raise TooLarge(f"{location!r} has {size} bytes; at most {limit_bytes} are read")
@@ -386,7 +388,7 @@ def _read_file(place: LocalPlace, location: str, limit_bytes: int | None) -> byt
 
 
 def _read_range(place: LocalPlace, start: int, length: int) -> bytes:
-    with open(place.root.open_file(place.below), "rb") as file:
+    with open(place.root.open_file(place.path_below_root), "rb") as file:
         file.seek(start)
         return file.read(length)
 
@@ -428,7 +430,7 @@ def _sync_folder(name: str, parent: int | None = None) -> None:
 def _delete_file(place: LocalPlace) -> None:
     with (
         contextlib.suppress(FileNotFoundError, NotADirectoryError),
-        place.root.open_parent_folder(place.below) as (folder, name),
+        place.root.open_parent_folder(place.path_below_root) as (folder, name),
     ):
         drop_checksums(folder, name)
         os.unlink(name, dir_fd=folder)
@@ -459,7 +461,7 @@ def _walk_folder(place: LocalPlace) -> Iterator[ObjectInfo]:
         SymbolicLinkError: The path of the folder itself contains a link.
     """
     root, prefix = place.root, "" if place.root.path == "/" else place.root.path
-    pending = [place.below]
+    pending = [place.path_below_root]
     while pending:
         current = pending.pop()
         try:
@@ -467,7 +469,7 @@ def _walk_folder(place: LocalPlace) -> Iterator[ObjectInfo]:
         except (FileNotFoundError, NotADirectoryError):
             continue  # The folder was deleted after its parent was listed, or never existed.
         except SymbolicLinkError:
-            if current == place.below:
+            if current == place.path_below_root:
                 raise
             continue  # The folder was replaced by a link after its parent was listed.
         try:
@@ -494,7 +496,7 @@ def check_writable(root: str, umask: int | None) -> None:
     """
     try:
         if not os.path.isdir(root):
-            _make_parents(root, umask)
+            _make_root_folder(root, umask)
         # The call fails if the path is a file.
         os.stat(root + "/.")
     except OSError as error:

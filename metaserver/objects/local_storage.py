@@ -48,8 +48,8 @@ class LocalStorage(ServerStorage):
     def suggest_fix(self, error: Exception, settings: Settings) -> str:
         return "Let the account of the server write this folder, or set --warehouse to another folder"
 
-    def check_root(self, root: Location, settings: Settings) -> None:
-        """Create the folder of the warehouse if it is missing."""
+    def prepare_root(self, root: Location, settings: Settings) -> None:
+        """Create the folder of the warehouse if it is missing, and check that files can be created in it."""
         try:
             check_writable(root.file_path, _choose_umasks([root.file_path], settings).get(root.file_path))
         except StorageError as error:

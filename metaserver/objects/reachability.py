@@ -20,7 +20,7 @@ INTERVAL_S = 10.0
 _log = structlog.get_logger("seamark.server")
 
 
-async def report_unreachable(objects: ObjectStore, settings: Settings) -> None:
+async def wait_until_reachable(objects: ObjectStore, settings: Settings) -> None:
     """Wait until the storage answers.
 
     If it does not answer at first, log one warning, and log again when it answers.

@@ -132,11 +132,11 @@ async def open_objects(settings: Settings, clock: Clock) -> AsyncIterator[Object
         yield RoutedObjects(warehouse, stores, concurrency=CONCURRENT_REQUESTS_MAX)
 
 
-def check_warehouse_root(settings: Settings) -> None:
+def prepare_warehouse_root(settings: Settings) -> None:
     """Check the location of the warehouse before a server starts. Create a local folder if it is missing.
 
     Raises:
         ConfigError: No objects can be created in the warehouse.
     """
     root = Warehouse(settings.make_warehouse_uri(), settings.allowed_locations).roots[0]
-    SERVER_STORAGES[root.scheme].check_root(root, settings)
+    SERVER_STORAGES[root.scheme].prepare_root(root, settings)

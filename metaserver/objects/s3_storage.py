@@ -21,7 +21,7 @@ from seamark.metaserver.objects.clouds.aws_sts import assume_role
 from seamark.metaserver.objects.clouds.azure_storage import suggest_azure_fix
 from seamark.metaserver.objects.clouds.backed import BackedObjects, Backing, check_roots
 from seamark.metaserver.objects.clouds.gcs_storage import suggest_google_fix
-from seamark.metaserver.objects.clouds.issued_keys import REUSE_MS, KeyCache, lend_keys
+from seamark.metaserver.objects.clouds.issued_keys import REUSE_MS, KeyCache, add_issued_keys
 from seamark.metaserver.objects.credentials import VendedKeys, build_key_properties
 from seamark.metaserver.objects.folder import FolderObjects
 from seamark.metaserver.objects.local import LocalObjects
@@ -68,7 +68,7 @@ class S3Storage(ServerStorage):
         finally:
             await files.close()
 
-    def check_root(self, root: Location, settings: Settings) -> None:
+    def prepare_root(self, root: Location, settings: Settings) -> None:
         if settings.s3_backend:
             check_roots([root])
 
@@ -117,7 +117,7 @@ class S3Storage(ServerStorage):
         if choose_access_mechanism(settings, delegation) is None:
             return address, []
         role = settings.s3_sts_endpoint, settings.s3_sts_role, settings.s3_sts_external_id
-        return await lend_keys(
+        return await add_issued_keys(
             self._key_cache,
             partial(assume_role, settings),
             (*role, settings.s3_access_key_id),
@@ -131,9 +131,10 @@ class S3Storage(ServerStorage):
         return now_ms // REUSE_MS if settings.s3_client_access == "sts" else None
 
     def compute_access_stamp(self, settings: Settings, delegation: str | None) -> tuple[str | bool, ...]:
+        """Return the values that determine how clients access S3, so that an answer is reused only for equal values."""
         return (
-            # Use the mechanism instead of the header, which a client could change in each request. Each stamp would
-            # then need its own compressed answer.
+            # Use the mechanism instead of the header, which a client could change in each request. The server would
+            # then cache a compressed answer for each value of the header.
             choose_access_mechanism(settings, delegation) or "",
             settings.s3_client_access,
             get_gateway_address(settings),
@@ -166,13 +167,15 @@ class S3Storage(ServerStorage):
     def make_job_keys(self, settings: Settings) -> Callable[[], dict[str, str]] | None:
         # With the objects gateway, jobs get keys for one table from the catalog, like all clients. If a folder or
         # another cloud replaces the store, the server has no S3 keys.
-        is_lent = settings.s3_client_access != "gateway" and not settings.s3_folder and not settings.s3_backend
-        return partial(build_key_properties, settings) if is_lent else None
+        jobs_get_server_keys = (
+            settings.s3_client_access != "gateway" and not settings.s3_folder and not settings.s3_backend
+        )
+        return partial(build_key_properties, settings) if jobs_get_server_keys else None
 
     def has_own_job_keys(self, settings: Settings) -> bool:
         return bool(settings.s3_access_key_id) or settings.s3_client_access == "gateway"
 
-    def access_check(self, root: Location, settings: Settings, name: str) -> dict[str, Any]:
+    def make_access_check_arguments(self, root: Location, settings: Settings, name: str) -> dict[str, Any]:
         address = build_store_address(settings)
         # The gateway accepts only keys for a table, so a job cannot check the warehouse.
         if settings.s3_client_access == "gateway":

@@ -53,8 +53,10 @@ class ServerStorage(ABC):
         """Return the configured URL of the store, or an empty text if none is configured."""
         return ""
 
-    def check_root(self, root: Location, settings: Settings) -> None:  # noqa: B027  most storages check nothing
-        """Check the location of the warehouse before the server starts, if this needs no network request.
+    def prepare_root(self, root: Location, settings: Settings) -> None:  # noqa: B027  most storages check nothing
+        """Check the location of the warehouse before the server starts, and create a local folder if it is missing.
+
+        The method sends no request over the network.
 
         Raises:
             ConfigError: No objects can be created in the warehouse.
@@ -137,10 +139,13 @@ class ServerStorage(ABC):
         return None
 
     def has_own_job_keys(self, settings: Settings) -> bool:
-        """Return whether jobs get keys from the settings or for one table, so that they need no login to a cloud."""
+        """Return whether jobs can read and write the storage without a login to a cloud in their environment.
+
+        That is the case if the settings have the keys of the storage, or if jobs get keys for one table.
+        """
         return False
 
-    def access_check(self, root: Location, settings: Settings, name: str) -> dict[str, Any]:
+    def make_access_check_arguments(self, root: Location, settings: Settings, name: str) -> dict[str, Any]:
         """Return the arguments of the job that checks access to the warehouse (`connector/jobs/access_check.py`).
 
         The result is empty if jobs cannot check the access to this storage.

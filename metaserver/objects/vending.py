@@ -51,7 +51,13 @@ def build_storage_config(
 ) -> tuple[dict[str, str], list[dict[str, object]]]:
     """Return the config and the storage credentials of a table on S3.
 
-    The arguments are the same as in `ServerStorage.grant_client_access`.
+    Args:
+        settings: The settings of the warehouse.
+        table: The location of the table.
+        delegation: The header `X-Iceberg-Access-Delegation` of the client, or None.
+        sign_path: The path at which the server signs requests for this table, relative to the catalog's URI.
+        refresh_path: The path at which clients get new keys, or an empty text.
+        vend: Issues keys of the objects gateway for the table.
     """
     config = build_store_address(settings)
     mechanism = choose_access_mechanism(settings, delegation)

@@ -51,13 +51,15 @@ class Warehouse:
     Args:
         uri: The location of the warehouse.
         allowed_locations: The allowed locations.
-        is_further: Whether it is a further warehouse of a server, which can have no allowed locations.
+        is_further: Whether the server has created the warehouse besides the warehouse of its settings. Such a warehouse
+            can have no allowed locations.
 
     Raises:
         ConfigError: A URI is invalid.
     """
 
     def __init__(self, uri: str, allowed_locations: Iterable[str] = (), *, is_further: bool = False) -> None:
+        # A further warehouse is one that the server has created besides the warehouse of its settings.
         self._is_further = is_further
         try:
             self._roots = tuple(
@@ -65,8 +67,8 @@ class Warehouse:
             )
         except BadRequest as error:
             raise ConfigError(f"{error.message} (settings warehouse, allowed_locations)") from None
-        # The longest root is checked first, because an allowed location inside the warehouse may be a link that the
-        # operator created.
+        # Check the longest root first. An allowed location inside the warehouse may be a link that the operator
+        # created. A root may be a link, but below the root of the warehouse, the link would be refused.
         folders = sorted({root.file_path for root in self._roots if root.is_local}, key=len, reverse=True)
         self._folders = tuple(RootFolder(folder) for folder in folders)
 

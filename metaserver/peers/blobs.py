@@ -74,7 +74,7 @@ class FileCache:
         return file
 
     async def _load(self, location: str) -> StoredFile:
-        return await self._stack.get(_make_key(location), lambda: self._fetch(location), _open)
+        return await self._stack.get(_make_key(location), lambda: self._fetch(location), _split_stored_value)
 
     async def _fetch(self, location: str) -> tuple[bytes, bytes]:
         content = await self._stored_objects.read(location, limit_bytes=self.limit_bytes)
@@ -99,7 +99,7 @@ def _make_key(location: str) -> str:
     return f"file/1/{location}"
 
 
-def _open(payload: memoryview) -> StoredFile:
+def _split_stored_value(payload: memoryview) -> StoredFile:
     """Split a stored value into the digest and the content.
 
     Raises:

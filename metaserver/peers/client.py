@@ -87,7 +87,11 @@ class PeerClient:
     async def _read_intact(
         self, address: str, location: str, limit_bytes: int | None, acknowledge: Callable[[bool], None]
     ) -> bytes:
-        """Return the content. If it arrives damaged, request it once more, and ask the replica to check its copy."""
+        """Return the content. If it arrives damaged, request it once more, and ask the replica to check its copy.
+
+        `acknowledge` is called as soon as the replica answers. Its argument is whether the replica has the file in its
+        cache.
+        """
         try:
             return await self._read(address, location, limit_bytes, acknowledge, {})
         except PeerDamaged:
@@ -102,7 +106,15 @@ class PeerClient:
         acknowledge: Callable[[bool], None],
         request_headers: Mapping[str, str],
     ) -> bytes:
-        """Send a request with the headers in `request_headers`, and return the content.
+        """Send a request to another replica, and return the content of the file.
+
+        Args:
+            address: The address of the replica.
+            location: The location of the file.
+            limit_bytes: The maximum size of the file, or None for no maximum.
+            acknowledge: Called as soon as the replica answers, with True if the replica has the file in its cache, or
+                False if it must read the storage first.
+            request_headers: Further headers of the request.
 
         Raises:
             PeerFailed: The replica does not answer, or does not send the content.

@@ -108,7 +108,7 @@ class PeerObjects(ForwardingObjects):
     def _choose_owner(self, ranked_replicas: list[str]) -> str | None:
         """Return the owner, or its substitute while the owner fails, or None if both fail."""
         for rank, address in enumerate(ranked_replicas):
-            if address == self._membership.address or self._get_breaker(address).allows(self._clock.monotonic()):
+            if address == self._membership.address or self._get_breaker(address).admit_request(self._clock.monotonic()):
                 self.counts.skipped += rank
                 return address
         return None

@@ -58,8 +58,12 @@ class CircuitBreaker:
     def is_open(self) -> bool:
         return self._is_open
 
-    def allows(self, now_s: float) -> bool:
-        """Return whether a request can be sent now. A trial request then counts as sent."""
+    def admit_request(self, now_s: float) -> bool:
+        """Return whether the caller may send a request now.
+
+        After failures, the breaker is open, and admits only one trial request after each pause. The method starts the
+        next pause when it admits a trial.
+        """
         if not self._is_open:
             return True
         if now_s < self._until_s:

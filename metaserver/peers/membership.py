@@ -78,7 +78,7 @@ class Membership:
 
         Errors of the database are logged, but not raised.
         """
-        self.replace(())
+        self.replace(())  # From now on, this replica sends no requests to others.
         try:
             await self._store.transact([RemoveReplica(self.address)])
         except SeamarkError as error:

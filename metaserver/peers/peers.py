@@ -109,7 +109,9 @@ class Peers:
 
 
 def _open_used_tickets(settings: Settings, clock: Clock) -> UsedTickets:
-    """Open the record of used tickets in the home folder, which belongs to one server.
+    """Open the file with the used tickets in the home folder, which belongs to one server.
+
+    A ticket authenticates one request of another replica. The record shows whether a request is repeated.
 
     Raises:
         ConfigError: The file cannot be opened.

@@ -102,7 +102,10 @@ class PeerTickets:
         self._leeway_ms = leeway_s * 1000
 
     def issue(self, address: str, location: str) -> tuple[dict[str, str], bytes]:
-        """Return the headers of a request to the replica at `address`, and its HMAC after the id of the key."""
+        """Return the headers of a request to the replica at `address`, and the id of the key followed by the HMAC.
+
+        The HMAC authenticates the request. The answer must contain a second HMAC that covers it.
+        """
         key_id, key = self._keyring.find_signing_key(_PURPOSE)
         expires_ms = self._clock.now_ms() + int(TICKET_S * 1000)
         nonce = self._clock.draw_bytes(NONCE_BYTES)
@@ -110,8 +113,16 @@ class PeerTickets:
         ticket = base64.urlsafe_b64encode(_TICKET.pack(key_id, expires_ms, nonce, mac)).decode()
         return {LOCATION_HEADER: quote(location, safe="/:"), TICKET_HEADER: ticket}, key_id + mac
 
-    def open(self, address: str, location: str, ticket: str) -> tuple[str, bytes]:
-        """Return the location of a request to this replica, and its HMAC after the id of the key, from its headers.
+    def verify_request(self, address: str, location: str, ticket: str) -> tuple[str, bytes]:
+        """Verify a request to this replica, and record that its ticket is used.
+
+        Args:
+            address: The address of this replica.
+            location: The header with the requested location.
+            ticket: The header with the ticket.
+
+        Returns:
+            The decoded location, and the id of the key followed by the HMAC of the request.
 
         Raises:
             Unauthenticated: The ticket is invalid, or was already accepted.

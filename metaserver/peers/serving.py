@@ -18,7 +18,7 @@ import structlog
 from aiohttp import web
 
 from seamark.formats.runtime.clock import Clock
-from seamark.formats.runtime.connections import Answers, ConnectionLimits, ConnectionRunner
+from seamark.formats.runtime.connections import ConnectionLimits, ConnectionRunner, DirectAnswers
 from seamark.formats.runtime.errors import BadRequest, ObjectMissing, SeamarkError, TooLarge, Unauthenticated
 from seamark.metaserver.objects.warehouse import Warehouse
 from seamark.metaserver.peers.blobs import FileCache, StoredFile
@@ -98,7 +98,7 @@ class PeerServer:
             return self._refuse(503, began_s)
         self._running_requests += 1
         try:
-            location, mac = self._tickets.open(
+            location, mac = self._tickets.verify_request(
                 self._address, request.headers.get(LOCATION_HEADER, ""), request.headers.get(TICKET_HEADER, "")
             )
             checked_location = str(self._warehouse.parse(location))
@@ -194,7 +194,7 @@ async def serve_peers(
     runner = ConnectionRunner(
         server.build_app(),
         limits,
-        Answers(
+        DirectAnswers(
             lambda status, kind, message: web.Response(status=status, body=b""),
             partial(observer.observe, OPERATION, 400, 0.0, None),
         ),

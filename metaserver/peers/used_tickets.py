@@ -29,7 +29,7 @@ _FILE_BYTES = _HEAD.size + _GROUPS * _PLACES_PER_GROUP * _PLACE.size
 
 
 class TicketRecord(Protocol):
-    """The port to the tickets that were used."""
+    """The interface of a record of used tickets. A ticket authenticates one request of another replica."""
 
     def accept(self, nonce: bytes, issued_ms: int, until_ms: int, now_ms: int) -> bool:
         """Record that a ticket is used, and return whether it was unused.

@@ -74,17 +74,17 @@ def make_private(settings: Settings) -> list[Path]:
         if os.path.lexists(settings.home):
             _check_home(settings.home)
             is_used = _is_used(settings.home)
-            repaired_paths += _tighten_path(settings.home)
-            repaired_paths += _tighten_contents(settings.home)
+            repaired_paths += _make_path_private(settings.home)
+            repaired_paths += _make_contents_private(settings.home)
             if not is_used:
                 repaired_paths.clear()  # The server has never run with this new folder, so it contained no data.
         database = find_sqlite_file(settings)
         if database is not None:
             for suffix in _SQLITE_SUFFIXES:
-                repaired_paths += _tighten_file(database.with_name(database.name + suffix))
+                repaired_paths += _make_file_private(database.with_name(database.name + suffix))
         for folder in (settings.plan_disk_folder, settings.index_disk_folder):
             if folder and Path(folder).is_dir():
-                repaired_paths += _tighten_path(Path(folder))
+                repaired_paths += _make_path_private(Path(folder))
     except OSError as error:
         raise ConfigError(f"Cannot make {error.filename or settings.home} private: {error.strerror}") from None
     return repaired_paths
@@ -131,7 +131,7 @@ def _is_used(home: Path) -> bool:
     return any(name.endswith(_SECRET_SUFFIXES) or name in _SERVER_FOLDERS for name in os.listdir(home))
 
 
-def _tighten_contents(home: Path) -> list[Path]:
+def _make_contents_private(home: Path) -> list[Path]:
     """Make the files and folders in the home folder private, and return those that were not.
 
     A link is refused if it has the name of a secret file, or if another account could change its target. Other links
@@ -150,24 +150,24 @@ def _tighten_contents(home: Path) -> list[Path]:
                 raise ConfigError(f"{path} is a symbolic link; remove it, and move the file to which it refers here")
             continue
         if name in _SERVER_FOLDERS and stat.S_ISDIR(status.st_mode):
-            repaired_paths += _tighten_tree(path)
+            repaired_paths += _make_tree_private(path)
         else:
             if stat.S_ISREG(status.st_mode):
                 _check_owner(path, status)
-            repaired_paths += _tighten_path(path)
+            repaired_paths += _make_path_private(path)
     return repaired_paths
 
 
-def _tighten_tree(folder: Path) -> list[Path]:
+def _make_tree_private(folder: Path) -> list[Path]:
     """Make a folder and everything in it private, and return the paths that were not."""
-    repaired_paths = _tighten_path(folder)
+    repaired_paths = _make_path_private(folder)
     for parent, folders, files in os.walk(folder):
         for name in (*folders, *files):
-            repaired_paths += _tighten_path(Path(parent, name))
+            repaired_paths += _make_path_private(Path(parent, name))
     return repaired_paths
 
 
-def _tighten_file(path: Path) -> list[Path]:
+def _make_file_private(path: Path) -> list[Path]:
     """Make a database file private, and return it in a list if it was not. A missing file is ignored."""
     try:
         status = path.lstat()
@@ -176,10 +176,10 @@ def _tighten_file(path: Path) -> list[Path]:
     if stat.S_ISLNK(status.st_mode):
         raise ConfigError(f"The database file {path} is a symbolic link; use {os.path.realpath(path)} itself")
     _check_owner(path, status)
-    return _tighten_path(path)
+    return _make_path_private(path)
 
 
-def _tighten_path(path: Path) -> list[Path]:
+def _make_path_private(path: Path) -> list[Path]:
     """Remove all permissions of group and others. Return the path in a list if it had any of them, otherwise an empty
     list.
     """
@@ -232,8 +232,8 @@ def write_server_file(settings: Settings, url: str, port: int) -> Path:
     return path
 
 
-def is_server_open(settings: Settings) -> bool:
-    """Return whether a server without authentication runs from the home. Then rights have no effect."""
+def is_running_without_authentication(settings: Settings) -> bool:
+    """Return whether a server without authentication runs from the home folder. Such a server checks no rights."""
     try:
         document = convert_json((settings.home / SERVER_FILE_NAME).read_bytes(), dict[str, str | int])
     except (OSError, msgspec.DecodeError):

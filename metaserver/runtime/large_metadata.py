@@ -16,7 +16,8 @@ from seamark.formats.runtime.fair_lock import FairLock
 
 LARGE_METADATA_BYTES = 16 << 20
 """The maximum size of a metadata file, as JSON, that is not large."""
-_CHARGE = "_memory_charge"
+_MARKER_ATTRIBUTE = "_memory_marker"
+"""The attribute of metadata that contains their `_MemoryMarker`."""
 
 
 class TooMuchMemory(RetryLater):
@@ -31,10 +32,11 @@ class TooMuchMemory(RetryLater):
         self.principal = principal
 
 
-class _Charge:
-    """An object that lives as long as the metadata to which it belongs.
+class _MemoryMarker:
+    """An object whose deletion shows that table metadata are no longer in memory.
 
-    When it is freed, the memory of the metadata is no longer counted.
+    `LargeMetadata.count` stores it in the metadata. Python deletes it together with the metadata, and then
+    `LargeMetadata` no longer counts their memory.
     """
 
     __slots__ = ("__weakref__",)
@@ -79,8 +81,8 @@ class LargeMetadata:
         size_bytes = min(size_bytes, self._limit_bytes // 2)
         self._used_bytes += size_bytes
         self._used_bytes_by_principal[principal] += size_bytes
-        charge = metadata.__dict__[_CHARGE] = _Charge()
-        finalize(charge, self._release, principal, size_bytes).atexit = False
+        marker = metadata.__dict__[_MARKER_ATTRIBUTE] = _MemoryMarker()
+        finalize(marker, self._release, principal, size_bytes).atexit = False
 
     def has_room(self, principal: str, size_bytes: int) -> bool:
         """Return whether `count` accepts metadata of this size. A principal may use half of the limit."""

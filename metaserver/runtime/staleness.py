@@ -60,9 +60,10 @@ def allow_staleness(staleness: Staleness | None) -> Iterator[None]:
 
 
 def parse_staleness_s(cache_control: str) -> int | None:
-    """Return the seconds that a Cache-Control header allows, or None if it has neither of the directives.
+    """Return the maximum age in seconds that a Cache-Control header allows for answers from earlier reads.
 
-    If there are several directives, the result is the smallest number.
+    The directives are `stale-if-error` and `max-stale`. If there are several, the result is the smallest number. If
+    there is none, the result is None.
     """
     directives = _DIRECTIVE.findall(cache_control[:_HEADER_CHARS_MAX])
     return min(map(int, directives)) if directives else None

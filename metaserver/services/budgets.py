@@ -53,10 +53,14 @@ def parse_windows(text: str) -> tuple[Window, ...] | None:
     return tuple(windows)
 
 
-def compute_budget_wait_s(windows: str, now_ms: int) -> float:
-    """Return the seconds until the next time window begins.
+def compute_window_wait_s(windows: str, now_ms: int) -> float:
+    """Return the seconds until the next time window for jobs begins.
 
     The result is 0 if a window is open, or if no window is valid.
+
+    Args:
+        windows: The property of the table that lists the windows.
+        now_ms: The current time in milliseconds since 1970.
     """
     parsed_windows = parse_windows(windows)
     if not parsed_windows:
@@ -71,7 +75,7 @@ def compute_budget_wait_s(windows: str, now_ms: int) -> float:
     return min(waits)
 
 
-def apply_budget(job: Job, properties: Mapping[str, str]) -> Job:
+def apply_window_and_priority(job: Job, properties: Mapping[str, str]) -> Job:
     """Return the job with the window and the priority from the table's properties.
 
     Invalid values are ignored.

@@ -41,7 +41,7 @@ class DependentJobs:
         If the limit of recorded tables is reached, nothing is recorded, and changes of the tables cause no job. The
         recorded job has a minimum pause, because several tables may change often.
         """
-        self.see(job.uuid)
+        self.mark_seen(job.uuid)
         self.forget(job.key)
         if not tables or not self._has_room(job.tenant, len(tables)):
             return
@@ -74,11 +74,11 @@ class DependentJobs:
                 del self._jobs_by_table[table]
 
     def begin_sweep(self) -> None:
-        """Begin a sweep over all tables. The caller calls `see` for each table."""
+        """Begin a sweep over all tables. The caller calls `mark_seen` for each table."""
         self._unseen_uuids = {uuid for _, uuid in self._tables_by_job}
 
-    def see(self, uuid: str) -> None:
-        """Note that a table exists."""
+    def mark_seen(self, uuid: str) -> None:
+        """Record that the current sweep over all tables has found a table, so that `end_sweep` keeps its jobs."""
         self._unseen_uuids.discard(uuid)
 
     def end_sweep(self) -> None:

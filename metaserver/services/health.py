@@ -28,7 +28,7 @@ from seamark.metaserver.commit.expiration.policy import ExpirationPolicy, find_e
 from seamark.metaserver.planner.lookup.lookup import find_files_by_prefix
 from seamark.metaserver.planner.lookup.partitions import group_by_partition
 from seamark.metaserver.planner.view.view import TableView
-from seamark.metaserver.services.budgets import WINDOW, compute_budget_wait_s
+from seamark.metaserver.services.budgets import WINDOW, compute_window_wait_s
 from seamark.metaserver.services.launching.launchers import AUTO, explain_ignored_launcher
 from seamark.metaserver.services.launching.launchers import PROPERTY as LAUNCHER
 from seamark.metaserver.services.proposer import Problem, TableHealth, TableState
@@ -106,7 +106,7 @@ def measure_health(
         *_find_replacement_problems(metadata),
     )
     # Problems of indexes are not included, because indexes are built at any time.
-    after_s = compute_budget_wait_s(metadata.properties.get(WINDOW, ""), now_ms)
+    after_s = compute_window_wait_s(metadata.properties.get(WINDOW, ""), now_ms)
     timed_problems = (
         msgspec.structs.replace(problem, after_s=after_s if problem.enabled else 0.0) for problem in problems
     )
@@ -170,7 +170,7 @@ def _find_launcher_problems(metadata: TableMetadata, settings: Settings) -> Iter
     yield Problem(
         "ignored property",
         f"{LAUNCHER} is {launcher_name[:100]!r}; {reason}",
-        f"its jobs run as with {AUTO!r}, by their size",
+        f"its jobs run as if it were {AUTO!r}: where a job runs depends on its size",
     )
 
 

@@ -72,9 +72,9 @@ class Housekeeping:
                 await lease.hold()
             except LeaseLost:
                 continue
-            await self.round()
+            await self.run_round()
 
-    async def round(self) -> dict[str, int]:
+    async def run_round(self) -> dict[str, int]:
         """Run all tasks once, and return the count of each task, by name.
 
         If a task fails, the other tasks still run.

@@ -66,6 +66,8 @@ class QueuedJob(msgspec.Struct, frozen=True):
 class JobQueue:
     """The waiting and running jobs of a replica.
 
+    The queue is fair: it takes the next job from the tenant whose jobs have run for the shortest time so far.
+
     An instance belongs to one event loop. `now` returns the monotonic time in seconds. `limit` is the maximum number of
     waiting jobs.
     """
@@ -85,10 +87,10 @@ class JobQueue:
         self._delayed_heap: list[tuple[float, int, Key]] = []
         self._ready_heaps: dict[str, list[tuple[int, int, int, Key]]] = {}
         """The due jobs of each tenant, as heaps of (priority, order, item, key)."""
-        self._served_s: dict[str, float] = {}
-        """The time that each tenant's jobs have taken. It is at least the time of the tenant that was served last."""
-        self._turn_s = 0.0
-        """The largest `_served_s` of a tenant at the time when one of its jobs was taken."""
+        self._run_s_by_tenant: dict[str, float] = {}
+        """The time that each tenant's jobs have taken. A tenant that had no jobs starts with `_newest_run_s`."""
+        self._newest_run_s = 0.0
+        """The run time of the tenant that was served last, or of an earlier tenant if that is larger."""
         self._change_event = asyncio.Event()
         self._last_order = self._last_item = 0
         """The numbers of the newest job and of the newest item."""
@@ -194,7 +196,7 @@ class JobQueue:
                 self._change_waiting_count(job, -1)
                 self._running_since_s[job.key] = now
                 # Charge the tenant now, so that its other jobs do not all start before this job ends.
-                self._served_s[job.tenant] += _STARTED_S
+                self._run_s_by_tenant[job.tenant] += _STARTED_S
                 return job
             self._change_event.clear()
             next_due_s = self._delayed_heap[0][0] if self._delayed_heap else None
@@ -216,8 +218,8 @@ class JobQueue:
         now = self._now()
         took_s = now - self._running_since_s.pop(job.key)
         # `take` has charged the tenant with `_STARTED_S` in advance. Replace this amount by the real duration.
-        self._served_s[job.tenant] = max(
-            self._turn_s, self._served_s.get(job.tenant, self._turn_s) + took_s - _STARTED_S
+        self._run_s_by_tenant[job.tenant] = max(
+            self._newest_run_s, self._run_s_by_tenant.get(job.tenant, self._newest_run_s) + took_s - _STARTED_S
         )
         failures = self._backoffs.get(job.key, (0.0, 0))[1] + 1 if failed else 0
         job_pause_s = job.idle_pause_s if idle and job.idle_pause_s is not None else job.pause_s
@@ -271,23 +273,27 @@ class JobQueue:
     def _pop_due_job(self, now: float) -> Job | None:
         """Remove the next due job from the heaps, and return it, or None if no job is due.
 
-        The job is from the tenant whose jobs have run for the shortest time. Among the jobs of this tenant, the lowest
-        priority number decides, then the age. Items of jobs that were changed or removed since (stale items) are
-        skipped.
+        The job is from the tenant whose jobs have run for the shortest time, `_run_s_by_tenant`. Among the jobs of
+        this tenant, the lowest priority number decides, then the age. Items of jobs that were changed or removed since
+        (stale items) are skipped.
+
+        Args:
+            now: The monotonic time in seconds.
         """
         while self._delayed_heap and self._delayed_heap[0][0] <= now:
             _, item, key = heappop(self._delayed_heap)
             entry = self._waiting.get(key)
             if entry is not None and entry.item == item:
                 tenant = entry.job.tenant
-                # A tenant that had no jobs starts at the current level. Otherwise it would run all its jobs first.
-                self._served_s[tenant] = max(self._turn_s, self._served_s.get(tenant, 0.0))
+                # A tenant that had no jobs starts with the run time of the tenant that was served last. Otherwise its
+                # own run time would be the shortest, and it would run all its jobs first.
+                self._run_s_by_tenant[tenant] = max(self._newest_run_s, self._run_s_by_tenant.get(tenant, 0.0))
                 heappush(self._ready_heaps.setdefault(tenant, []), (entry.job.priority, entry.order, item, key))
             else:
                 self._item_count -= 1
         while self._ready_heaps:
             tenant = min(
-                self._ready_heaps, key=lambda tenant: (self._served_s[tenant], self._ready_heaps[tenant][0][:2])
+                self._ready_heaps, key=lambda tenant: (self._run_s_by_tenant[tenant], self._ready_heaps[tenant][0][:2])
             )
             heap = self._ready_heaps[tenant]
             _, _, item, key = heappop(heap)
@@ -296,7 +302,7 @@ class JobQueue:
                 del self._ready_heaps[tenant]
             entry = self._waiting.get(key)
             if entry is not None and entry.item == item:
-                self._turn_s = max(self._turn_s, self._served_s[tenant])
+                self._newest_run_s = max(self._newest_run_s, self._run_s_by_tenant[tenant])
                 return entry.job
         return None
 
@@ -305,14 +311,18 @@ class JobQueue:
         if job.key in self._running_since_s:
             self.finish(job, failed=True)
 
-    def _forget_ended_pauses(self, now: float) -> None:
-        """Forget pauses that have ended, and tenants without jobs."""
+    def _forget_ended_pauses(self, now_s: float) -> None:
+        """Forget pauses that have ended, and tenants without jobs. `now_s` is the monotonic time in seconds.
+
+        A tenant without jobs is kept while its jobs have run for longer than those of the tenant that was served last
+        (`_newest_run_s`). Otherwise it would start again with a shorter time, and get more than its share.
+        """
         if len(self._backoffs) >= self._limit:
-            self._backoffs = {key: backoff for key, backoff in self._backoffs.items() if backoff[0] > now}
-        if len(self._served_s) > 2 * len(self._counts) + _STALE_MIN:
+            self._backoffs = {key: backoff for key, backoff in self._backoffs.items() if backoff[0] > now_s}
+        if len(self._run_s_by_tenant) > 2 * len(self._counts) + _STALE_MIN:
             tenants_with_jobs = {*self._ready_heaps, *self._counts}
-            self._served_s = {
+            self._run_s_by_tenant = {
                 tenant: served_s
-                for tenant, served_s in self._served_s.items()
-                if tenant in tenants_with_jobs or served_s > self._turn_s
+                for tenant, served_s in self._run_s_by_tenant.items()
+                if tenant in tenants_with_jobs or served_s > self._newest_run_s
             }

@@ -117,7 +117,7 @@ class JobProposer(ABC):
         return NEVER
 
     def list_source_tables(self, metadata: TableMetadata) -> frozenset[tuple[str, ...]]:
-        """Return the other tables after whose changes the table may need a job: namespace levels and name of each."""
+        """Return the other tables whose changes may require a job for this table: namespace levels and name of each."""
         return frozenset()
 
     def find_problems(self, state: TableState) -> Iterator[Problem]:

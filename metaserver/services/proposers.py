@@ -394,7 +394,10 @@ class OrphanFileRemoval(JobProposer):
     """The minimum time between two removals for a table. Each removal lists all files of the table."""
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
-        """Propose a job once a day if the table has changed, because the metadata do not show orphan files."""
+        """Propose a job if the table has changed since the last job, at most once a day.
+
+        The job has to search the storage, because the metadata do not list orphan files.
+        """
         if not (self.is_on(metadata) and is_collectable(metadata)):
             return None
         try:
@@ -537,7 +540,7 @@ class AutoAdvice(RewriteProposer):
         return self.make_job(entry, RECHECK_S)
 
     def recheck_after_s(self, metadata: TableMetadata) -> float:
-        """Return the seconds until the next step may be due."""
+        """Return the seconds until the next step of a trial of advice may be due. Without trials, it is never due."""
         return RECHECK_S if self.is_on(metadata) else NEVER
 
 

@@ -84,7 +84,11 @@ class JobsState(msgspec.Struct, frozen=True, rename="kebab"):
     """Whether a replica holds the lease. The value is True in each state that was read from the lease."""
 
     def is_complete(self, is_selected: Callable[[NamespacePath], bool]) -> bool:
-        """Return whether the state lists all waiting jobs in the namespaces for which `is_selected` is true."""
+        """Return whether the state lists all waiting jobs in the namespaces for which `is_selected` is true.
+
+        `unlisted` has the namespaces with waiting jobs that the state does not list. `more` means that there are
+        further such namespaces, which are not in `unlisted`.
+        """
         return not self.more and not any(is_selected(namespace) for namespace in self.unlisted)
 
 
@@ -218,7 +222,7 @@ def compute_services_state(jobs: JobsState, status: ServicesStatus) -> ServicesS
     """Return the state of the table services of all replicas.
 
     Args:
-        jobs: The state in the lease.
+        jobs: The jobs from the lease of the table services, into which the replica that runs the jobs writes them.
         status: The status of this process, which is used while no replica holds the lease.
     """
     if jobs.is_held:

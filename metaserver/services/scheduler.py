@@ -20,12 +20,12 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.protocol.wire import RECHECK_AFTER
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import SeamarkError
-from seamark.formats.services.services import SERVICES, list_steering_prefixes
+from seamark.formats.services.services import SERVICES, list_affecting_prefixes
 from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.access.standing_rights import StandingRights
 from seamark.metaserver.runtime.background import log_safely
 from seamark.metaserver.runtime.gathering import gather
-from seamark.metaserver.services.budgets import apply_budget, compute_budget_wait_s
+from seamark.metaserver.services.budgets import apply_window_and_priority, compute_window_wait_s
 from seamark.metaserver.services.dependents import DependentJobs
 from seamark.metaserver.services.job import Job, JobFailed, JobRunner
 from seamark.metaserver.services.job_queue import JobQueue
@@ -139,7 +139,7 @@ class Scheduler:
             try:
                 await self._lease.hold(encode_state(JobsState()))
                 try:
-                    if await self._can_run_jobs():
+                    if await self._check_and_report_access():
                         await self._run_as_leader()
                 finally:
                     await self._lease.release()
@@ -161,11 +161,11 @@ class Scheduler:
         """
         return self._lease.lasts_s * 2 / 3
 
-    async def _can_run_jobs(self) -> bool:
-        """Return whether jobs of this replica can reach the server and the storage.
+    async def _check_and_report_access(self) -> bool:
+        """Run a job that checks the access to the server and the storage, and return whether it has access.
 
-        If they cannot, the replica keeps the lease for a while, so that other replicas can read the reason, and then
-        releases it.
+        This replica holds the lease of the table services meanwhile. If the job has no access, the method writes the
+        reason into the lease for other replicas, and waits. The caller then releases the lease.
         """
         if self._probe is None:
             return True
@@ -206,7 +206,7 @@ class Scheduler:
         """Examine tables and run jobs until the lease is lost, or the store fails."""
         self._observer.set_services_state(leading=True, blocked=False)
         queue = JobQueue(self._clock.monotonic, limit=self._queue_limit)
-        self._watch.forget()
+        self._watch.forget_due_times()
         refused_count = 0
         dependents = DependentJobs()
 
@@ -221,14 +221,14 @@ class Scheduler:
                     queue.discard((proposer.name, entry.uuid))
                     dependents.forget((proposer.name, entry.uuid))
                     continue
-                job = apply_budget(job, metadata.properties)
+                job = apply_window_and_priority(job, metadata.properties)
                 dependents.record(job, proposer.list_source_tables(metadata))
-                if not queue.put(job, delay_s=compute_budget_wait_s(job.window, self._clock.now_ms())):
+                if not queue.put(job, delay_s=compute_window_wait_s(job.window, self._clock.now_ms())):
                     # The queue has no place for the job, so the next sweep examines the table again.
                     refused_count += 1
                     recheck_after_s = 0.0
             for job in dependents.list_jobs((*entry.namespace, entry.name)):
-                queue.put(job, delay_s=compute_budget_wait_s(job.window, self._clock.now_ms()))
+                queue.put(job, delay_s=compute_window_wait_s(job.window, self._clock.now_ms()))
             self._observer.set_queued_jobs(len(queue))
             return recheck_after_s
 
@@ -238,7 +238,7 @@ class Scheduler:
             while True:
                 refused_count = 0
                 dependents.begin_sweep()
-                tables = await self._watch.examine_all(examine_table, see=dependents.see)
+                tables = await self._watch.examine_all(examine_table, on_table=dependents.mark_seen)
                 dependents.end_sweep()
                 _log.debug("tables examined", tables=tables, jobs=len(queue))
                 if refused_count:
@@ -332,7 +332,7 @@ class Scheduler:
         """
         table = await self._watch.find(job.namespace, job.table)
         target = Securable(job.namespace, TABLE, job.table)
-        prefixes = (_PREFIX_OF_ALL_SERVICES, *list_steering_prefixes(job.service))
+        prefixes = (_PREFIX_OF_ALL_SERVICES, *list_affecting_prefixes(job.service))
         for name, setter in ({} if table is None else await self._watch.list_setters(table[0])).items():
             if not name.startswith(prefixes):
                 continue
@@ -367,7 +367,7 @@ class Scheduler:
             queue.put(job, delay_s=_RETRY_S)
             return
         # The time window of the job may have closed while the job waited.
-        if (closed_s := compute_budget_wait_s(job.window, self._clock.now_ms())) > 0:
+        if (closed_s := compute_window_wait_s(job.window, self._clock.now_ms())) > 0:
             queue.finish(job, failed=False)
             queue.put(job, delay_s=closed_s)
             return

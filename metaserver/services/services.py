@@ -138,7 +138,11 @@ def _make_launcher(
 
 
 def _make_environment(settings: Settings, storages: Sequence[ServerStorage], *, is_further: bool) -> dict[str, str]:
-    """Return the environment variables of jobs. A further warehouse has no keys of encrypted Parquet files."""
+    """Return the environment variables of jobs.
+
+    Jobs of an additional warehouse (`is_further`) get no keys of encrypted Parquet files: they do not receive the
+    server's variables for these keys, and the settings of such a warehouse have neither a key file nor a KMS.
+    """
     variables = list_job_variables(storages, settings if is_further else None)
     if is_further:
         variables = {name: value for name, value in variables.items() if not name.startswith("SEAMARK_PARQUET_")}
@@ -161,7 +165,17 @@ def _make_login(
     certificate: Certificate | None,
     base_path: str,
 ) -> JobLogin:
-    """Return what a job needs to reach this server and the storages. `open_scheduler` describes the arguments."""
+    """Return the login with which jobs reach this server and the storages.
+
+    Args:
+        settings: The settings of the warehouse.
+        storages: The storages of the tables.
+        tokens: The issuer of the tokens of jobs.
+        reads: Lists the tables that a job reads in addition to its own table.
+        url: The URL of this server, which the setting `services_url` replaces.
+        certificate: The certificate of this server, or None without TLS.
+        base_path: The path of the warehouse in URLs. It is empty for the server's own warehouse.
+    """
 
     async def issue(job: Job) -> str:
         return tokens.issue(job.namespace, JOB_S_MAX, await reads.list_tables(job))

@@ -87,16 +87,14 @@ class TableWatch:
                         await self._examine_table(entry, await load_policies(self._store, namespace), examine)
 
     async def examine_all(
-        self, examine: Examine, *, pause: bool = True, see: Callable[[str], None] = lambda _: None
+        self, examine: Examine, *, pause: bool = True, on_table: Callable[[str], None] = lambda _: None
     ) -> int:
         """Examine all tables that have changed or are due, and return the number of examined tables.
 
-        `examine` returns the seconds after which an unchanged table is due again.
-
         Args:
-            examine: Examines a table.
-            pause: Whether pauses limit the time for which the sweep keeps the event loop busy.
-            see: Receives the UUID of each table, even if the table is not examined.
+            examine: Examines a table, and returns the seconds after which the table is due again if it is unchanged.
+            pause: Whether pauses limit the time for which the method keeps the event loop busy.
+            on_table: Receives the UUID of each table, even if the table is not examined.
         """
         examined_count = 0
         previous_due_by_state, self._due_by_state = self._due_by_state, {}
@@ -104,7 +102,7 @@ class TableWatch:
             began_s = self._clock.monotonic()
             policies_hash = hash(frozenset(policies.items()))
             for entry in entries:
-                see(entry.uuid)
+                on_table(entry.uuid)
                 state_hash = hash((entry.uuid, entry.namespace, entry.name, entry.metadata_location, policies_hash))
                 due_s = previous_due_by_state.get(state_hash, 0.0)
                 if due_s <= began_s:
@@ -116,8 +114,8 @@ class TableWatch:
                 await asyncio.sleep((self._clock.monotonic() - began_s) / _CPU_MAX_FRACTION)
         return examined_count
 
-    def forget(self) -> None:
-        """Make the next sweep examine all tables."""
+    def forget_due_times(self) -> None:
+        """Forget when each table is due, so that the next call of `examine_all` examines all tables."""
         self._due_by_state = {}
 
     async def find(self, namespace: NamespacePath, name: str) -> tuple[Entry, TableMetadata] | None:
@@ -144,7 +142,10 @@ class TableWatch:
             return {}
 
     async def _examine_table(self, entry: Entry, policies: Policies, examine: Examine) -> float:
-        """Examine a table with its policies, and return the result of `examine`, or 0 after an error."""
+        """Examine a table with its policies, and return the seconds after which it is due again if it is unchanged.
+
+        The result is 0 after an error, so that the next sweep examines the table again.
+        """
         log_fields = {"namespace": entry.namespace, "table": entry.name}
         try:
             return examine(entry, with_policies(await self._load(entry.metadata_location), policies))

@@ -90,8 +90,9 @@ class DroppedEntry(msgspec.Struct, frozen=True):
 
 
 def make_retained_id(uuid: str) -> str:
-    """Return the id of a retained entry that has no id of a dropped entry.
+    """Return the id of an entry that was removed without being kept as a dropped entry, but whose files remain.
 
+    Such an entry is retained: it cannot be restored, and keeps its locations. A dropped entry has its own id.
     The id differs from the ids of all dropped entries, even if a client chooses such an id as the UUID of a table.
     """
     return f"retained-{uuid}"
@@ -336,7 +337,18 @@ class QueryRecord(msgspec.Struct, frozen=True):
 
 
 class QueryShapeSums(msgspec.Struct, frozen=True):
-    """One shape of a table's query history, with its sums over a period."""
+    """The sums of all statements of one shape, on one table and in a period.
+
+    Statements have the same shape if they differ only in the compared values.
+
+    Attributes:
+        fingerprint: The digest of the shape.
+        shape: The shape as JSON (`history/shapes.py`).
+        samples: The newest samples of the compared values, as JSON (`history/samples.py`).
+        sums: The sums over the statements.
+        first_hour: The first hour of the period with such a statement, in hours since the epoch.
+        last_hour: The last hour of the period with such a statement.
+    """
 
     fingerprint: str
     shape: str
@@ -347,7 +359,7 @@ class QueryShapeSums(msgspec.Struct, frozen=True):
 
 
 NAMESPACES_MAX = 64
-"""The maximum number of namespaces in the filter of `PointerStore.query_totals`."""
+"""The maximum number of namespaces in the filter of `PointerStore.load_query_totals`."""
 
 
 class QueryTotals(msgspec.Struct, frozen=True):
@@ -517,7 +529,13 @@ class ClaimedLocation(msgspec.Struct, frozen=True):
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """A stored claim: the key of a location, and the entry that has files at the location or below it."""
+    """A stored claim: the record that files of an entry are at a location or below it.
+
+    Attributes:
+        location: The key of the location, by which locations are compared. `spelled` is the location itself.
+        uuid: The UUID of the entry.
+        shared: Whether other entries may also claim folders that contain the location or are inside it, as shared.
+    """
 
     location: str
     uuid: str

@@ -156,7 +156,7 @@ class RestoreEntry(Operation, frozen=True):
     namespace: NamespacePath
     name: str
     is_kept: bool = False
-    """Whether the caller has checked the retention; the store then does not compare it with now."""
+    """Whether the caller has already checked that the retention has not ended, so that the store does not check it."""
 
 
 class ForgetDropped(Operation, frozen=True):
@@ -172,7 +172,7 @@ class ForgetDropped(Operation, frozen=True):
 
 
 class ClaimLocations(Operation, frozen=True):
-    """Add locations to the claims of the UUID.
+    """Record that files of the entry with this UUID are in these locations: the entry claims them.
 
     Raises:
         BadRequest: A location is equal to, contains, or is within a claim of another UUID, whose entry may be live,
@@ -183,7 +183,7 @@ class ClaimLocations(Operation, frozen=True):
     uuid: str
     locations: tuple[ClaimedLocation, ...]
     fresh: bool = False
-    """Whether to raise BadRequest if the UUID already has claims."""
+    """Whether the claims must be the first of the UUID. Otherwise the operation raises BadRequest."""
     namespace: NamespacePath = ()
     """The namespace of `name`."""
     name: str = ""
@@ -193,32 +193,32 @@ class ClaimLocations(Operation, frozen=True):
     if the creator may create and write every entry of the namespace.
     """
     checked: bool = True
-    """Whether to refuse overlaps. Entries of versions without claims may overlap."""
+    """Whether to refuse locations that overlap those of other entries. Old server versions did not refuse them."""
     returns: bool = False
-    """Whether the transaction may restore a dropped entry. Then a live entry in its location raises CommitConflict."""
+    """Whether a dropped entry may become live again. If a live entry is in its location, CommitConflict is raised."""
     only_name: bool = False
     """Whether the UUID may have only one live name. An earlier operation of the transaction creates the entry."""
 
 
 class AllowLocations(Operation, frozen=True):
-    """Replace the list of locations of other entries in which a table may name files."""
+    """Replace the list of locations that belong to other entries, but in which files of this table may be."""
 
     uuid: str
     locations: tuple[ClaimedLocation, ...]
 
 
 class ReleaseLocations(Operation, frozen=True):
-    """Remove the claims of a UUID that has no live or dropped name.
+    """Remove the claims of a UUID without a live or dropped name if none of its files remain (`retained` is None).
 
-    If `retained` is not None, files remain. Then the claims are kept for the namespace of this entry.
+    If files remain, keep the claims: only new entries of the namespace of `retained` may use the locations.
     """
 
     uuid: str
     retained: DroppedEntry | None = None
 
 
-class CheckRetained(Operation, frozen=True):
-    """Record the time at which the server last found files of a retained entry."""
+class RecordRetainedCheck(Operation, frozen=True):
+    """Record the time at which the server last found files of a retained entry: a removed entry whose files remain."""
 
     uuid: str
     now_ms: int
@@ -338,9 +338,10 @@ class RecordRemovalFlush(Operation, frozen=True):
 
 
 class TakeRemovalFlush(Operation, frozen=True):
-    """Remove the record of `RecordRemovalFlush`. The result is True if it had this snapshot, and only for one caller.
+    """Remove the record of the snapshot that `RecordRemovalFlush` made before a commit that removes rows.
 
-    A record with a different snapshot is also removed: a commit that reads its snapshot may not have seen all rows.
+    The result is True if the commit has read this snapshot. Then the commit need not flush again. If two callers remove
+    the record, it is True for only one. A record with another snapshot is also removed, and the commit flushes again.
     """
 
     uuid: str
@@ -348,10 +349,7 @@ class TakeRemovalFlush(Operation, frozen=True):
 
 
 class KeepPlanTable(Operation, frozen=True):
-    """Store a plan. If the name exists, extend the lease of the existing plan instead.
-
-    The result is the StoredPlanTable with this name.
-    """
+    """Store a plan, or extend the lease of the existing plan with this name. The result is the stored plan."""
 
     plan: StoredPlanTable
 
@@ -367,10 +365,11 @@ class RenewPlanTable(Operation, frozen=True):
 
 
 class LeasePlanSnapshots(Operation, frozen=True):
-    """Extend the leases of an audience's plan snapshots of one table, or end them.
+    """Extend the leases of plan snapshots, or end them. The result is the number of existing plans.
 
-    The leases end at `expires_ms` or later. If `withdraw` is true, they end exactly at `expires_ms`. The result is the
-    number of existing plans.
+    A plan snapshot shows a plan as a snapshot of the planned table, which is `of_name` in `namespace`. Only requests
+    with the value `audience`, such as those of one engine's catalog, see it. The leases end at `expires_ms` or later,
+    or exactly then if `withdraw` is true.
     """
 
     namespace: NamespacePath
@@ -382,9 +381,9 @@ class LeasePlanSnapshots(Operation, frozen=True):
 
 
 class DropPlanSnapshots(Operation, frozen=True):
-    """Retire the plan snapshots of a table with these ids for all audiences.
+    """Retire the plan snapshots with these ids of the planned table `of_name`, for all clients that can see them.
 
-    The result is the number of retired plan snapshots.
+    A retired plan has no name, and its files are deleted later. The result is the number of retired plan snapshots.
     """
 
     namespace: NamespacePath
@@ -463,8 +462,9 @@ class AddColumnReads(Operation, frozen=True):
 class AddQueryRecords(Operation, frozen=True):
     """Add statements of one hour to the query history of a table.
 
-    The table keeps at most `shapes_max` shapes. One owner can be the first user of at most `owner_shapes_max` shapes.
-    Statements of shapes beyond a limit are added to the shape `OTHER_SHAPES`, so that no shape displaces another.
+    Statements with the same shape differ only in the compared values. The table keeps at most `shapes_max` shapes, and
+    the first statements of at most `owner_shapes_max` shapes may be from one principal (owner). Further shapes are
+    added to the shape `OTHER_SHAPES`, so that no shape displaces another.
 
     Raises:
         NoSuchTable: The table has no live name.
@@ -568,10 +568,7 @@ class SaveCursor(Operation, frozen=True):
 
 
 REWRITE = "rewrite "
-"""The prefix of the name of the lease that a job holds while it rewrites files of a table.
-
-The UUID of the table follows. The row of the lease is removed with the table's rows.
-"""
+"""The prefix of the name of the lease that a job holds while it rewrites files of a table. The UUID follows."""
 
 
 class TakeLease(Operation, frozen=True):
@@ -595,9 +592,9 @@ class TakeLease(Operation, frozen=True):
 
 
 PRIORITY = "priority "
-"""The prefix of the name of the lease of a process that has lost several races for a table's pointer.
+"""The prefix of the name of the lease of a process that has lost several races for a table's pointer. The UUID follows.
 
-The UUID of the table follows. The row of the lease is removed with the table's rows.
+The rows of both kinds of leases are removed with the table's rows.
 """
 
 
@@ -614,7 +611,7 @@ class TakePriority(Operation, frozen=True):
 
 
 class EndPriority(Operation, frozen=True):
-    """End the priority of `holder` if it has priority."""
+    """End the priority of a process (`holder`) that commits to a table, if it has priority (`TakePriority`)."""
 
     uuid: str
     holder: str
@@ -682,7 +679,7 @@ class RemoveWarehouse(Operation, frozen=True):
     id: str
 
 
-class NameCatalog(Operation, frozen=True):
+class AssignCatalogToWarehouse(Operation, frozen=True):
     """Record that this database belongs to the warehouse with this id.
 
     Raises:

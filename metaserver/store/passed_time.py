@@ -69,7 +69,10 @@ class PassedTime(msgspec.Struct, frozen=True):
     gaps: tuple[Gap, ...] = ()
 
     def measure_ms(self, start_ms: int, end_ms: int) -> int:
-        """Return the milliseconds that have certainly passed, which are negative if `start_ms` is after `end_ms`."""
+        """Return the milliseconds that have certainly passed, which are negative if `start_ms` is after `end_ms`.
+
+        The time in gaps does not count, because the clock was possibly set forward there.
+        """
         if end_ms <= start_ms:
             return end_ms - start_ms
         uncounted_ms = (max(0, min(end, end_ms) - max(start, start_ms)) for start, end in self.gaps)
@@ -78,7 +81,8 @@ class PassedTime(msgspec.Struct, frozen=True):
     def find_time_ago(self, age_ms: int) -> int:
         """Return the latest time since which at least `age_ms` have passed.
 
-        Files that are older than this time have at least this age.
+        Files that are older than this time have at least this age. The time in gaps does not count, because the clock
+        was possibly set forward there.
         """
         until_ms, left_ms = self.now_ms, age_ms
         for start, end in reversed(self.gaps):
@@ -95,9 +99,10 @@ def _get_end(gap: Gap) -> int:
 
 
 async def read_passed_time(store: PointerStore, clock: Clock) -> PassedTime:
-    """Read the clock, and return the passed time until now.
+    """Read the clock, and return the reading together with the periods whose time did not certainly pass (gaps).
 
-    The reading is recorded in the database, at most once a minute unless the clock has jumped.
+    From these, callers compute ages that do not increase when a clock is set forward. The reading is recorded in the
+    database, at most once a minute unless the clock has jumped.
     """
     text = await store.load_cursor(_CURSOR)
     last = None if text is None else convert_json(text, _ClockReading)
@@ -112,6 +117,17 @@ async def read_passed_time(store: PointerStore, clock: Clock) -> PassedTime:
 
 
 def _add_reading(last: _ClockReading | None, now_ms: int, monotonic_s: float, machine: str) -> _ClockReading:
+    """Return the record of a new reading of the clock, with a gap if the clock was possibly set forward since `last`.
+
+    A gap is a period that does not count as passed time. On the same machine, the monotonic clock shows how much time
+    has passed. Otherwise up to an hour (`_BELIEVED_MS`) between the readings counts as passed.
+
+    Args:
+        last: The last recorded reading, or None if there is none.
+        now_ms: The clock now, in milliseconds since the epoch.
+        monotonic_s: The monotonic clock of the machine now.
+        machine: The machine and its start.
+    """
     if last is None:
         return _ClockReading(now_ms, now_ms, monotonic_s, machine)
     gaps, is_first_merged = last.gaps, last.is_first_merged

@@ -90,7 +90,7 @@ class PointerStore(Protocol):
             The result of each operation. It is None unless the operation documents a result.
 
         Raises:
-            CommitUnknown: The connection was lost during the commit. The instant shows the outcome.
+            CommitUnknown: The connection was lost during the commit. The timeline shows whether the change was made.
             RetryLater: The queue is full or the database is unavailable.
         """
 
@@ -158,7 +158,7 @@ class PointerStore(Protocol):
 
         Args:
             dropped: Whether dropped names count.
-            retained: Whether the last name of a retained table counts.
+            retained: Whether the last name of a retained table counts: a removed table of which files remain.
             namespace: The namespace of the names, or None for all namespaces.
         """
 
@@ -171,7 +171,7 @@ class PointerStore(Protocol):
         `uuids` contains at most `FOUND_TABLES_MAX` UUIDs.
         """
 
-    async def fence(self, lease: str) -> int:
+    async def read_fencing_number(self, lease: str) -> int:
         """Return the fencing number of a lease, or 0 if it never had a holder."""
 
     async def lease_state(self, lease: str, now_ms: int) -> str:
@@ -181,7 +181,11 @@ class PointerStore(Protocol):
         """Return the claims of the UUID: its current and earlier locations, and its allowed locations."""
 
     async def find_allowed_overlaps(self, keys: Sequence[str], uuid: str, limit: int) -> list[Claim]:
-        """Return the allowed locations of other UUIDs that overlap one of `keys`. See `find_overlapping_claims`."""
+        """Return the allowed locations of UUIDs other than `uuid` that overlap one of `keys`.
+
+        An allowed location is a location of another entry in which files of a table may be. The result contains all
+        that contain a key, and the first `limit` of those within each key.
+        """
 
     async def find_overlapping_claims(self, keys: Sequence[str], uuid: str, limit: int) -> list[Claim]:
         """Return claims of UUIDs other than `uuid` that overlap one of `keys`.
@@ -189,10 +193,11 @@ class PointerStore(Protocol):
         The result contains all claims that contain a key, and the first `limit` claims within each key.
         """
 
-    async def is_name_released(self, uuid: str, namespace: NamespacePath, name: str) -> bool:
-        """Return whether a new entry with this name may use the location of the UUID, which has no live name.
+    async def may_reuse_location(self, uuid: str, namespace: NamespacePath, name: str) -> bool:
+        """Return whether a new entry with this name may use the location of a removed entry with the UUID `uuid`.
 
-        The entry may use the location if the UUID was dropped with this name, or is retained for this namespace.
+        It may use the location if the removed entry was dropped with this name, or if it was in this namespace and only
+        its files remain.
         """
 
     async def list_unclaimed(self, after: str, limit: int) -> list[Entry]:
@@ -204,7 +209,7 @@ class PointerStore(Protocol):
         The result contains all names of up to `limit` tables after the UUID `after`.
         """
 
-    async def index_files_unused(self, before_ms: int, limit: int) -> list[RegisteredIndexFile]:
+    async def list_unused_index_files(self, before_ms: int, limit: int) -> list[RegisteredIndexFile]:
         """Return index files that were superseded or quarantined before `before_ms`, in the order of this time."""
 
     async def index_files(self, uuid: str) -> list[RegisteredIndexFile]:
@@ -213,15 +218,23 @@ class PointerStore(Protocol):
     async def load_producer(self, uuid: str, producer: str) -> ProducerState | None:
         """Return the state of a producer, or None if the producer has committed nothing to this table."""
 
-    async def plan_table(self, namespace: NamespacePath, name: str) -> StoredPlanTable | None:
-        """Return a plan by its name, even if its lease has ended."""
+    async def load_plan_table(self, namespace: NamespacePath, name: str) -> StoredPlanTable | None:
+        """Return a stored plan by its name, or None. The plan may have expired: its lease may have ended."""
 
-    async def plan_snapshots(
+    async def list_plan_snapshots(
         self, namespace: NamespacePath, of_name: str, uuid: str, audience: str, now_ms: int, limit: int
     ) -> list[PlanSnapshot]:
-        """Return the plan snapshots of the table with live leases for the audience, in the order of their ids.
+        """Return plan snapshots with live leases, in the order of their ids. They show plans as snapshots of a table.
 
         If there are more than `limit`, the result contains the plan snapshots whose leases end last.
+
+        Args:
+            namespace: The namespace of the planned table.
+            of_name: The name of the planned table.
+            uuid: The UUID of the planned table.
+            audience: The value that the clients of these plan snapshots send. Other clients do not see them.
+            now_ms: The current time in milliseconds since the epoch.
+            limit: The maximum number of plan snapshots.
         """
 
     async def plan_table_count(self, now_ms: int) -> int:
@@ -236,7 +249,10 @@ class PointerStore(Protocol):
     async def load_instant(self, instant_id: str) -> Instant | None: ...
 
     async def find_instant_by_fingerprint(self, uuid: str, fingerprint: str) -> Instant | None:
-        """Return the newest completed instant with this fingerprint."""
+        """Return the newest completed change of an entry that a request with this fingerprint made, or None.
+
+        A fingerprint is the hash of a request that can be applied only once, because it adds a snapshot.
+        """
 
     async def list_instants(self, where: InstantFilter, limit: int) -> list[Instant]:
         """Return instants in the order of their positions.
@@ -280,7 +296,7 @@ class PointerStore(Protocol):
             limit: The maximum number of grants.
         """
 
-    async def grants_of_any(self, principals: tuple[str, ...]) -> list[Grant]:
+    async def list_grants_of_principals(self, principals: tuple[str, ...]) -> list[Grant]:
         """Return the grants of all these principals. See `grants`. There are at most `GROUPS_MAX` principals."""
 
     async def list_owned(self, principals: tuple[str, ...], namespace: NamespacePath, name: str | None) -> list[Grant]:
@@ -318,7 +334,7 @@ class PointerStore(Protocol):
         """Return the replicas with live leases, sorted by address."""
 
     async def load_warehouse(self, name: str) -> StoredWarehouse | None:
-        """Return the further warehouse with this name, or None."""
+        """Return the additional warehouse with this name, or None. The server's own warehouse is not included."""
 
     async def list_warehouses(self) -> list[StoredWarehouse]:
         """Return all further warehouses, sorted by name. Their number is limited when they are created."""
@@ -335,7 +351,7 @@ class PointerStore(Protocol):
     async def query_shapes(self, uuid: str, since_hour: int, limit: int) -> list[QueryShapeSums]:
         """Return the shapes of the table's query history since `since_hour`, the most frequent first."""
 
-    async def query_totals(
+    async def load_query_totals(
         self, since_hour: int, within: Sequence[NamespacePath] | None, limit: int
     ) -> list[QueryTotals]:
         """Return the sums of each table since `since_hour`, for the tables with the most statements first.

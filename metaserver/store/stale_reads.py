@@ -37,7 +37,7 @@ RUNNING_MAX = 256
 
 If a request uses an earlier result, its read continues to run.
 """
-_AWAY_S = 1.0
+_UNAVAILABLE_S = 1.0
 """The time after a failure in which requests use earlier results immediately, while a background read tries again."""
 _GRANTS = ("grants", "grants of any")
 _CHANGED_READS: dict[type[Operation], tuple[str, ...]] = {
@@ -62,7 +62,7 @@ class StaleReads:
         self._clock = clock
         self._results: OrderedDict[Hashable, _ReadResult] = OrderedDict()
         self._running_tasks: dict[Hashable, asyncio.Task[object]] = {}
-        self._away_until_s = 0.0
+        self._unavailable_until_s = 0.0
 
     async def read(self, key: tuple[object, ...], run: Callable[[], Awaitable[T]]) -> T:
         """Return the result of `run`, or the last result for this key if the database does not answer.
@@ -81,15 +81,15 @@ class StaleReads:
         task = self._start(key, run)
         if task is not None:
             # After a recent failure, do not wait. Otherwise each request would wait for the same database.
-            away_s = self._away_until_s - self._clock.monotonic()
-            await asyncio.wait((task,), timeout=0 if away_s > 0 else staleness.wait_s)
+            unavailable_for_s = self._unavailable_until_s - self._clock.monotonic()
+            await asyncio.wait((task,), timeout=0 if unavailable_for_s > 0 else staleness.wait_s)
             if task.done() and not task.cancelled():
                 error = task.exception()
                 if error is None:
                     return task.result()  # type: ignore[return-value]
                 if not isinstance(error, RetryLater):
                     raise error
-            self._away_until_s = self._clock.monotonic() + _AWAY_S
+            self._unavailable_until_s = self._clock.monotonic() + _UNAVAILABLE_S
         age_s = self._clock.monotonic() - last_result.began_s
         # While this request waited, the result may have become too old, or a change may have replaced or removed it.
         if not staleness.allows(age_s) or self._results.get(key) is not last_result:
@@ -113,7 +113,7 @@ class StaleReads:
     async def _read(self, key: Hashable, run: Callable[[], Awaitable[T]]) -> T:
         began_s = self._clock.monotonic()
         result = await run()
-        self._away_until_s = 0.0
+        self._unavailable_until_s = 0.0
         if result is None:
             self._results.pop(key, None)
         else:

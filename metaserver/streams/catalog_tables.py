@@ -49,11 +49,11 @@ class CatalogTables:
         self._index_reader = IndexReader(search.objects)
 
     async def load(self, uuid: str) -> tuple[Entry, TableMetadata]:
-        """Return the table, with the flushed offsets that belong to its pointer.
+        """Return the catalog entry of the table, with its flushed offsets, and the metadata to which the entry points.
 
         Raises:
             NoSuchTable: No name refers to the table.
-            BadRequest: Several names refer to the table. A flush would add the rows to only one of their pointers.
+            BadRequest: Several names refer to the table. A flush would add the rows under only one of the names.
         """
         entries = await self._context.store.list_entries_by_uuid(uuid)
         tables = [entry for entry in entries if entry.kind is EntryKind.TABLE]
@@ -74,10 +74,11 @@ class CatalogTables:
             LogElsewhere: The rows of the table are in another log.
             NoSuchTable: No name refers to the table.
         """
-        # The entry may be older than the stream, or than the loss of its offsets.
+        # The entry may have been read before the table became a stream table, or before its offsets were deleted with
+        # its last name.
         current_entry, _ = await self.load(entry.uuid)
         starts = {} if current_entry.flushed else await load_returning_offsets(log, entry.uuid, metadata)
-        # A table that returns may have rows in shards with higher numbers than its current settings give.
+        # A table that was dropped and restored may have rows in shards with higher numbers than its settings now give.
         shards = max(read_shard_count(LoadedTable(current_entry, metadata)), 1 + max(starts, default=0))
         try:
             await self._context.store.transact([OpenStream(entry.uuid, shards, log.identity, starts)])
@@ -92,8 +93,8 @@ class CatalogTables:
         ranges: Sequence[FlushedRange],
         deletes: EncodedDeletes | None = None,
         index_files: Sequence[EncodedIndexFile] = (),
-    ) -> Entry:
-        """Add stored files to the table, and move the flushed offsets, in one transaction. Return the new pointer.
+    ) -> None:
+        """Add stored files to the table, and move the flushed offsets, in one transaction.
 
         Without deletes, the commit is an append that never conflicts with other rows. With deletes, it is an overwrite
         that has read the rows in the scope. It has a change id, so that it can get priority after collisions.
@@ -127,7 +128,6 @@ class CatalogTables:
         await self._commits.commit(
             FLUSHER, entry.namespace, entry.name, request, partial(self._read_index_files, index_files)
         )
-        return entry
 
     async def _read_index_files(
         self, index_files: Sequence[EncodedIndexFile], entry: Entry, metadata: TableMetadata

@@ -99,7 +99,13 @@ class FreshParts:
         """Extend a range to include the small parts before it.
 
         A part is included if it is not much larger than the range after it, so that each row is rewritten only a few
-        times. The merged range has at most `rows_max` rows, and does not cross `cut_offset`.
+        times. The merged range has at most `rows_max` rows, because readers wait while it is written. With many waiting
+        rows, this limit is their number divided by `_PARTS_MIN`.
+
+        Args:
+            new_range: The range of offsets of a part to write.
+            cut_offset: The offset at which the running flush ends, or None. The range does not cross it, so that the
+                end of the flush does not remove a part with later rows.
         """
         start = new_range.start
         first = self.parts[0].start if self.parts else start

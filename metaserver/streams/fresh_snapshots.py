@@ -135,7 +135,10 @@ def encode_fresh_snapshot(
 
 
 def make_fresh_location(folder: str, snapshot_id: int) -> str:
-    """Return the location of the manifest list of a fresh snapshot."""
+    """Return the location of the manifest list of a fresh snapshot.
+
+    A fresh snapshot adds the rows of a stream that no commit has added to the table yet. Only plans refer to it.
+    """
     return f"{folder}/{snapshot_id}-snap.avro"
 
 
@@ -167,9 +170,10 @@ def _summarize(current: Snapshot | None, files: Sequence[ContentFile], *, has_de
 
 
 def with_fresh_snapshot(metadata: TableMetadata, snapshot: Snapshot) -> TableMetadata:
-    """Return the metadata with the fresh snapshot as the current snapshot.
+    """Return the metadata with the fresh snapshot as the current snapshot, as plans need them.
 
-    If the table has no snapshot yet, the metadata gets a main branch.
+    A fresh snapshot adds the rows of a stream that no commit has added to the table yet. If the table has no snapshot
+    yet, the metadata gets a main branch.
     """
     main_ref = metadata.refs.get(MAIN, SnapshotRef(snapshot.snapshot_id, "branch"))
     return msgspec.structs.replace(
@@ -228,7 +232,7 @@ async def run_encoding(
     return await asyncio.to_thread(work)
 
 
-async def drop_removed_files(
+async def drop_replaced_vectors(
     removed_paths: Sequence[tuple[str, int | None]],
     manifest_files: Sequence[ManifestFile],
     metadata: TableMetadata,
@@ -237,7 +241,9 @@ async def drop_removed_files(
 ) -> Sequence[ManifestFile]:
     """Return the manifests without the deletion vectors that the fresh snapshot replaces.
 
-    If no vector is replaced, the manifests remain unchanged.
+    A fresh snapshot adds the rows of a stream that no commit has added to the table yet. A keyed row replaces an
+    earlier row in a file of the table, and so the deletion vector of this file. If no vector is replaced, the manifests
+    remain unchanged.
 
     Args:
         removed_paths: The location and the offset of each replaced vector.

@@ -47,7 +47,7 @@ class KeyedGets:
         self._row_files = row_files
         self._search = search
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="gets")
-        self._shares: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._semaphore_by_principal: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         """For each principal, a semaphore that limits its concurrent gets."""
 
     async def get(
@@ -75,12 +75,12 @@ class KeyedGets:
         work = partial(self._row_files.get, keys, columns, loaded_table.metadata, stored_rows, LIMITS)
         if principal is None:
             return KeyedRowsAnswer(*await asyncio.wrap_future(self._threads.submit(copy_context().run, work)))
-        share = self._shares.get(principal) or asyncio.Semaphore(_THREADS_PER_PRINCIPAL)
-        self._shares[principal] = share
-        await share.acquire()
+        semaphore = self._semaphore_by_principal.get(principal) or asyncio.Semaphore(_THREADS_PER_PRINCIPAL)
+        self._semaphore_by_principal[principal] = semaphore
+        await semaphore.acquire()
         future = self._threads.submit(copy_context().run, work)
-        # Release the share only when the work ends, because a cancelled request still uses its thread.
-        future.add_done_callback(partial(_release_share, asyncio.get_running_loop(), share))
+        # Release the semaphore only when the work ends, because a cancelled request still uses its thread.
+        future.add_done_callback(partial(_release_semaphore, asyncio.get_running_loop(), semaphore))
         return KeyedRowsAnswer(*await asyncio.wrap_future(future))
 
     def close(self) -> None:
@@ -88,6 +88,7 @@ class KeyedGets:
         self._threads.shutdown(wait=False)
 
 
-def _release_share(loop: asyncio.AbstractEventLoop, share: asyncio.Semaphore, _: object) -> None:
+def _release_semaphore(loop: asyncio.AbstractEventLoop, semaphore: asyncio.Semaphore, _: object) -> None:
+    """Release a semaphore when a future ends in any thread. The future is the last argument, and is ignored."""
     with suppress(RuntimeError):  # The loop may be closed, because the server has stopped.
-        loop.call_soon_threadsafe(share.release)
+        loop.call_soon_threadsafe(semaphore.release)

@@ -108,7 +108,7 @@ class AcceptedKeys:
             return True
         return accepted_key.key == newest.key
 
-    def replace(self, uuid: str, location: str, metadata: TableMetadata) -> None:
+    def remember_current_key(self, uuid: str, location: str, metadata: TableMetadata) -> None:
         """Remember the key in the current metadata, even if metadata with a later time were accepted before.
 
         The caller has checked that these metadata are current.

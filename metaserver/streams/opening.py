@@ -48,7 +48,8 @@ async def open_streams(
         objects: The storage for the files.
         row_files: Converts rows to files.
         search: Finds stored rows by key.
-        keyring: The keys that sign records of fresh snapshots.
+        keyring: The keys that sign the records of fresh snapshots, by which other processes verify them. A fresh
+            snapshot has rows that no commit has added to its table yet.
 
     Raises:
         ConfigError: The settings of the log are invalid.
@@ -62,6 +63,7 @@ async def open_streams(
         try:
             async with AsyncExitStack() as stack:
                 await stack.enter_async_context(run_in_background("streams", streams.run))
+                # This task opens tables whose rows wait in the log, so that they are flushed.
                 await stack.enter_async_context(run_in_background("openings of streams", streams.openings.run))
                 if logs.is_shared and settings.role != READ:
                     read_topics = partial(_read_topics, catalog, streams, logs, owners)
@@ -87,7 +89,7 @@ async def _read_topics(catalog: Catalog, streams: Streams, logs: LogSource, owne
 
 
 class AppendingTables:
-    """An implementation of `TopicTables`."""
+    """The stream tables of this server, to which the messages of input topics are appended (`TopicTables`)."""
 
     def __init__(self, catalog: Catalog, streams: Streams) -> None:
         self._catalog = catalog

@@ -33,11 +33,11 @@ class StreamOwners:
     """Decides whether this process is the owner of a table, and whether it flushes waiting rows."""
 
     def __init__(self, membership: Membership | None, *, lease_s: float = 0.0, only_reads: bool = False) -> None:
-        """Create the owners.
+        """Create the object that chooses the owner of each table: the process that flushes its rows.
 
         Args:
-            membership: The membership whose leases are used, or None if no other process uses the log or this process
-                only reads.
+            membership: The processes that can be owners, and have leases in the database. None if no other process uses
+                the log, or if this process only reads.
             lease_s: The duration of a lease. If the owner of a table has flushed nothing for this time, another process
                 may flush.
             only_reads: Whether this process never flushes.
@@ -82,7 +82,10 @@ class StreamOwners:
         return now_ms - since_ms >= self._lease_ms + owner_interval_ms
 
     def forget(self, uuid: str) -> None:
-        """Forget a table that was closed, or has no waiting rows."""
+        """Forget how long the owner of a table has flushed nothing, because the table is closed or has no waiting rows.
+
+        If rows wait again later, the owner again has the duration of a lease for the flush.
+        """
         self._unmoved_offsets.pop(uuid, None)
 
 

@@ -45,7 +45,7 @@ class Pauses:
         self._pauses[table_uuid] = (metadata.last_updated_ms, self._clock.monotonic())
 
     def forget(self, table_uuid: str) -> None:
-        """Record that this server has resumed a table, so that its own record no longer refuses rows."""
+        """Remove this server's record of a pause, because the server has resumed the table."""
         self._pauses.pop(table_uuid, None)
 
     def check(self, table_uuid: str, metadata: TableMetadata, subject: str) -> None:
@@ -64,11 +64,12 @@ class Pauses:
         reason = read_pause(metadata)
         if reason is None and table_uuid in self._pauses:
             paused_ms, recorded_s = self._pauses[table_uuid]
-            # Another server has resumed the table, or has registered it again with earlier metadata.
+            # Newer metadata without the property mean that another server has resumed the table. A record that is old
+            # is not needed, and would be wrong after the table is registered again with earlier metadata.
             if metadata.last_updated_ms > paused_ms or self._clock.monotonic() - recorded_s > _REMEMBERED_S:
                 del self._pauses[table_uuid]
             else:
-                reason = "the topic was paused while the request was read"
+                reason = "the table was paused while the request was read"
         if reason is not None:
             raise StreamPaused(
                 f"{subject} is paused and takes no rows ({reason}); send them again after "

@@ -40,7 +40,9 @@ _HASH_CHARACTERS = 16
 """The number of hexadecimal digits of the hash of a log."""
 _NONE = "none"
 _SCAN = "scan"
+"""The mode in a token if the reader must still read all rows of the snapshot."""
 _AFTER = "after"
+"""The mode in a token if the reader continues after the snapshot."""
 _SHARDS_MAX = 1 << 10
 """The maximum number of offsets in a position."""
 _NUMBER_END = 1 << 63
@@ -57,7 +59,7 @@ class ReadPosition(msgspec.Struct, frozen=True):
         table_uuid: The table.
         snapshot_id: The last read snapshot, or None before the first snapshot.
         offsets: The offset of the next row of each shard. For a missing shard, it is 0.
-        is_scan: Whether the rows of `snapshot_id` must still be read.
+        is_scan: Whether the reader must still read all rows of `snapshot_id`, before it reads later rows.
         log: The hash of the log to which the offsets belong, or "" if it is unknown.
     """
 
@@ -156,7 +158,7 @@ def encode_ranges(ranges: Iterable[FlushedRange]) -> str:
     return ",".join(f"{flushed_range.shard}:{flushed_range.start}-{flushed_range.end}" for flushed_range in ranges)
 
 
-def parse_ranges(snapshot: Snapshot, table: ReadableTable) -> tuple[FlushedRange, ...] | None:
+def parse_ranges(snapshot: Snapshot, table: ReaderTableState) -> tuple[FlushedRange, ...] | None:
     """Return the rows that a flush of this table has added, or None if the snapshot is not such a flush.
 
     The summary is compared with the database, because the metadata file may be a copy of another table's file, or a
@@ -173,7 +175,7 @@ def parse_ranges(snapshot: Snapshot, table: ReadableTable) -> tuple[FlushedRange
     text = summary.get(FLUSH_OFFSETS)
     if text is None or summary.get(FLUSH_TABLE, table.metadata.table_uuid) != table.metadata.table_uuid:
         return None
-    if summary.get(FLUSH_LOG, table.log) != table.log:
+    if summary.get(FLUSH_LOG, table.log_hash) != table.log_hash:
         return None  # The rows belong to an earlier log, as before a rebuild.
     try:
         ranges = []
@@ -210,7 +212,7 @@ def find_returning_offsets(
     """
     offsets = {shard.number: find_released_offset(state) for shard, state in shards.items()}
     watermarks = {shard.number: state.watermark for shard, state in shards.items()}
-    table = ReadableTable(metadata, watermarks, {}, hash_log(identity))
+    table = ReaderTableState(metadata, watermarks, {}, hash_log(identity))
     for snapshot in metadata.snapshots if received_ms else ():  # If all rows are released, the log is sufficient.
         for flushed_range in parse_ranges(snapshot, table) or ():
             shard = flushed_range.shard  # A client may have written an empty range of any shard.
@@ -224,7 +226,7 @@ def find_released_offset(state: ShardState) -> int:
     return max(state.start, state.released)
 
 
-class Files(NamedTuple):
+class FilesStep(NamedTuple):
     """A step of a continuous reader that reads files.
 
     Attributes:
@@ -245,7 +247,8 @@ class LogRows(NamedTuple):
 
     Attributes:
         ranges: For each shard with rows, the offset of the first row and the offset after the last row.
-        position: The position before this step, and after all snapshots that need not be read.
+        position: The position before this step. Snapshots before it whose rows the reader already has from the log, or
+            that added no rows, are skipped.
     """
 
     ranges: Mapping[int, tuple[int, int]]
@@ -258,26 +261,26 @@ class End(NamedTuple):
     position: ReadPosition
 
 
-Step: TypeAlias = Files | LogRows | End
+Step: TypeAlias = FilesStep | LogRows | End
 
 
-class ReadableTable(NamedTuple):
+class ReaderTableState(NamedTuple):
     """The state of a table at one moment, from which the next step is chosen.
 
     Attributes:
         flushed: The flushed offset of each shard, at the current snapshot of `metadata`.
         shards: The state of each shard in the log.
-        log: The hash of the identity of the log, or "" if the table has no stream.
+        log_hash: The hash of the identity of the log, or "" if the table has no stream.
     """
 
     metadata: TableMetadata
     flushed: Mapping[int, int]
     shards: Mapping[int, ShardState]
-    log: str = ""
+    log_hash: str = ""
 
 
 def choose_next_step(
-    position: ReadPosition, table: ReadableTable, *, until: ReadPosition | None = None, skips_changes: bool = False
+    position: ReadPosition, table: ReaderTableState, *, until: ReadPosition | None = None, skips_changes: bool = False
 ) -> Step:
     """Return the next step of a reader at `position`.
 
@@ -294,12 +297,15 @@ def choose_next_step(
     if until is not None:
         _check_log(until, table)
     _check_log(position, table)
-    position = msgspec.structs.replace(position, log=table.log)
-    if position.is_scan and position.snapshot_id is not None:
+    position = msgspec.structs.replace(position, log=table.log_hash)
+    if position.is_scan and position.snapshot_id is not None:  # A new reader first reads all rows of a snapshot.
         return _make_scan_files(position.snapshot_id, position, table)
     position = msgspec.structs.replace(position, is_scan=False)
+    # Read the rows that flushes have added from the log as long as it has them, and other rows from files. So collect
+    # ranges of the log until a snapshot must be read from files. `position` is the position before these ranges, and
+    # `next_position` the position after them.
     ranges: dict[int, tuple[int, int]] = {}
-    next_position = position  # This is the position after `ranges`.
+    next_position = position
     for snapshot in _list_snapshots_after(position, table, until):
         flushed_ranges = parse_ranges(snapshot, table)
         unread_ranges = None
@@ -318,44 +324,47 @@ def choose_next_step(
         else:
             position_after = msgspec.structs.replace(next_position, snapshot_id=snapshot.snapshot_id)
             step = _make_files_step(position_after, snapshot, flushed_ranges, skips_changes)
-            if isinstance(step, Files):
+            if isinstance(step, FilesStep):
                 return step
             next_position = step
-        if not ranges:
+        if not ranges:  # The snapshot has no unread rows, so the position moves past it.
             position = next_position = msgspec.structs.replace(next_position, snapshot_id=snapshot.snapshot_id)
     if until is None or until.snapshot_id == table.metadata.current_snapshot_id:
         if not ranges:
             position = next_position = _skip_rolled_back(position, table.flushed, skips_changes)
         elif any(next_position.get_offset(shard) < offset for shard, offset in table.flushed.items()):
             return LogRows(ranges, position)  # The next request reports the rollback.
+    # No snapshot remains, so add the rows of the log that are not flushed yet.
     for shard, (_, end) in _find_unflushed(next_position, table.shards, until).items():
         ranges[shard] = (position.get_offset(shard), end)
     return LogRows(ranges, position) if ranges else End(position)
 
 
-def _check_log(position: ReadPosition, table: ReadableTable) -> None:
+def _check_log(position: ReadPosition, table: ReaderTableState) -> None:
     """Check that the offsets of a position belong to the table's log.
 
     Raises:
         BadRequest: The offsets belong to a different log.
     """
     # A position without a log is from an earlier server. A position that has only zero offsets is valid for any log.
-    if position.log and position.log != table.log and any(position.offsets):
+    if position.log and position.log != table.log_hash and any(position.offsets):
         raise BadRequest(
             "The position has offsets of another log: the table has got a new log since, for example by a rebuild. "
             "Begin at earliest, latest or a snapshot"
         )
 
 
-def _make_scan_files(snapshot_id: int, position: ReadPosition, table: ReadableTable) -> Files:
+def _make_scan_files(snapshot_id: int, position: ReadPosition, table: ReaderTableState) -> FilesStep:
     if table.metadata.snapshot(snapshot_id) is None:
         raise OffsetOutOfRange(
             f"Snapshot {snapshot_id}, whose rows were being read, has expired; begin again at earliest"
         )
-    return Files(snapshot_id, None, True, msgspec.structs.replace(position, is_scan=False))
+    return FilesStep(snapshot_id, None, True, msgspec.structs.replace(position, is_scan=False))
 
 
-def _list_snapshots_after(position: ReadPosition, table: ReadableTable, until: ReadPosition | None) -> list[Snapshot]:
+def _list_snapshots_after(
+    position: ReadPosition, table: ReaderTableState, until: ReadPosition | None
+) -> list[Snapshot]:
     """Return the snapshots after a position, up to `until` or the current snapshot, the oldest first.
 
     Raises:
@@ -440,7 +449,7 @@ def _find_unread_ranges_in_log(
 
 def _make_files_step(
     position_after: ReadPosition, snapshot: Snapshot, flushed_ranges: Sequence[FlushedRange] | None, skips_changes: bool
-) -> Files | ReadPosition:
+) -> FilesStep | ReadPosition:
     """Return the step that reads the files of a snapshot, or the position after the snapshot if nothing is read.
 
     Args:
@@ -453,7 +462,7 @@ def _make_files_step(
         BadRequest: The snapshot, or a rollback before it, has removed rows.
         OffsetOutOfRange: The log has removed the rows, and some rows of the files were read before.
     """
-    files = Files(snapshot.snapshot_id, snapshot.parent_snapshot_id, False, position_after)
+    files = FilesStep(snapshot.snapshot_id, snapshot.parent_snapshot_id, False, position_after)
     operation = snapshot.build_summary_map().get(_OPERATION, "unknown")
     if flushed_ranges is not None:
         if operation != _APPEND:
@@ -522,22 +531,22 @@ def _find_unflushed(
 # Positions at which readers start
 
 
-def find_earliest_position(table_uuid: str, table: ReadableTable) -> ReadPosition:
+def find_earliest_position(table_uuid: str, table: ReaderTableState) -> ReadPosition:
     """Return the start position of a reader that reads the current rows first, and then all later rows.
 
     The reader reads the rows of the current snapshot from files, so the offsets begin after the flushed rows.
     """
-    start = ReadPosition(table_uuid, table.metadata.current_snapshot_id, (), is_scan=True, log=table.log)
+    start = ReadPosition(table_uuid, table.metadata.current_snapshot_id, (), is_scan=True, log=table.log_hash)
     return start.advance(table.flushed)
 
 
-def find_latest_position(table_uuid: str, table: ReadableTable) -> ReadPosition:
+def find_latest_position(table_uuid: str, table: ReaderTableState) -> ReadPosition:
     """Return the position after all current rows."""
-    start = ReadPosition(table_uuid, table.metadata.current_snapshot_id, (), log=table.log).advance(table.flushed)
+    start = ReadPosition(table_uuid, table.metadata.current_snapshot_id, (), log=table.log_hash).advance(table.flushed)
     return start.advance({shard: state.watermark for shard, state in table.shards.items()})
 
 
-def find_position_after_snapshot(table_uuid: str, table: ReadableTable, snapshot_id: int | None) -> ReadPosition:
+def find_position_after_snapshot(table_uuid: str, table: ReaderTableState, snapshot_id: int | None) -> ReadPosition:
     """Return the position after all rows of a snapshot.
 
     Args:
@@ -551,7 +560,7 @@ def find_position_after_snapshot(table_uuid: str, table: ReadableTable, snapshot
     """
     if snapshot_id is not None and table.metadata.snapshot(snapshot_id) is None:
         raise BadRequest(f"The table has no snapshot {snapshot_id}, or it has expired; begin at one of its snapshots")
-    start = ReadPosition(table_uuid, snapshot_id, (), log=table.log)
+    start = ReadPosition(table_uuid, snapshot_id, (), log=table.log_hash)
     offsets = dict(table.flushed)
     # Go back from the newest flush. Each flush after the snapshot began where the rows of the earlier snapshots end.
     for snapshot in reversed(_list_snapshots_after(start, table, None)):
@@ -562,7 +571,7 @@ def find_position_after_snapshot(table_uuid: str, table: ReadableTable, snapshot
     return start.advance(offsets)
 
 
-def find_snapshot_at(table: ReadableTable, time_ms: int) -> int | None:
+def find_snapshot_at(table: ReaderTableState, time_ms: int) -> int | None:
     """Return the last snapshot in the current history that was committed before `time_ms`, or None if all are later."""
     snapshot = table.metadata.current_snapshot
     while snapshot is not None and snapshot.timestamp_ms >= time_ms:

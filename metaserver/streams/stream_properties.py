@@ -69,5 +69,5 @@ def read_interval_ms(metadata: TableMetadata) -> int | None:
 
 
 def make_fresh_folder_location(metadata: TableMetadata) -> str:
-    """Return the location of the folder for fresh files and fresh snapshots."""
+    """Return the location of the folder for files and snapshots with rows that no commit has added to the table yet."""
     return f"{metadata.location.rstrip('/')}/{FRESH_FOLDER}"

@@ -44,7 +44,7 @@ _log = structlog.get_logger("seamark.streams")
 
 
 class FlushedBefore(CommitConflict):
-    """Raised if a reader's pointer is older than the rows in memory. The reader must read the pointer again."""
+    """Raised if a reader has loaded the table before rows were flushed. The reader must load the table again."""
 
 
 class SeveralKeys(RetryLater):
@@ -52,10 +52,10 @@ class SeveralKeys(RetryLater):
 
 
 class StreamTables(Protocol):
-    """The port to the tables of the catalog."""
+    """The interface to the tables of the catalog."""
 
     async def load(self, uuid: str) -> tuple[Entry, TableMetadata]:
-        """Return the table, with the flushed offsets that belong to its pointer.
+        """Return the catalog entry of a table, with its flushed offsets, and the metadata to which the entry points.
 
         Raises:
             NoSuchTable: No name refers to the table.
@@ -69,12 +69,12 @@ class StreamTables(Protocol):
         ranges: Sequence[FlushedRange],
         deletes: EncodedDeletes | None = None,
         index_files: Sequence[EncodedIndexFile] = (),
-    ) -> Entry:
-        """Add stored files to the table, and move the flushed offsets, in one transaction. Return the new pointer.
+    ) -> None:
+        """Add stored files to the table, and move the flushed offsets, in one transaction.
 
         Args:
-            entry: The pointer.
-            metadata: The metadata of the pointer, with which the files were written.
+            entry: The catalog entry of the table.
+            metadata: The metadata to which the entry points, with which the files were written.
             files: The data files.
             ranges: The ranges of offsets of the rows in the files.
             deletes: The deletes of stored rows that the new rows replace, or None for a table without a key.
@@ -93,12 +93,12 @@ class StreamTables(Protocol):
 
 
 class StreamLimits(NamedTuple):
-    """The limits of one stream table.
+    """The limits of one stream table. A fresh file has rows that no commit has added to the table yet.
 
     Attributes:
         fresh_interval_s: The minimum time between two writes of fresh files.
         fresh_retention_s: The time for which fresh files that new plans no longer contain are kept for running queries.
-        part_bytes_max: The maximum size of the rows of a fresh part.
+        part_bytes_max: The maximum size of the rows that are written to fresh files together.
     """
 
     fresh_interval_s: float
@@ -107,10 +107,10 @@ class StreamLimits(NamedTuple):
 
 
 class FreshRows(NamedTuple):
-    """The rows that a plan adds to the files of a pointer, because no commit has added them to the table yet.
+    """The rows that a plan adds to the files of the table's committed metadata, because no commit has added them yet.
 
     Attributes:
-        parts: The parts with the fresh files, in the order of shards and offsets.
+        parts: The files with these rows (fresh files), in the order of shards and offsets.
         offsets: The offset after the last fresh row, by shard.
     """
 
@@ -248,8 +248,8 @@ class StreamTable:
         return self.read_watermarks()
 
     def list_fresh_files(self) -> list[EncodedFile]:
-        """Return the fresh files that the next plan may contain."""
-        return [file for parts in self._parts.values() for part in parts.parts for file in part.files]
+        """Return the files of rows that no commit has added to the table yet (fresh files), for the next plan."""
+        return [file for shard_parts in self._parts.values() for part in shard_parts.parts for file in part.files]
 
     async def append(
         self,
@@ -257,7 +257,10 @@ class StreamTable:
         producer: StreamProducer | None = None,
         gates: Mapping[str, int] | None = None,
     ) -> Acknowledgement:
-        """Append all rows to the shards, or none. The rows are durable on return. See `append_to_tables`."""
+        """Append all rows to the shards, or none, as `append_to_tables` does. The rows are durable on return.
+
+        `gates` are the numbers of the gates when the rows were checked. They change if a commit changes a table.
+        """
         return await append_to_tables({self: batches}, producer, gates)
 
     async def get_fresh_rows(self, flushed_offsets: Mapping[int, int]) -> FreshRows:
@@ -272,20 +275,20 @@ class StreamTable:
             flushed_offsets: The flushed offsets of the reader's pointer.
 
         Raises:
-            FlushedBefore: A later flush has removed rows from memory. The caller must read the pointer again.
-            SeveralKeys: The rows have several keys. The caller must flush the table, and read the pointer again.
+            FlushedBefore: A later flush has removed rows from memory. The caller must load the table again.
+            SeveralKeys: The rows have several keys. The caller must flush the table, and load it again.
         """
         await self._log.catch_up()
         requested_offsets, last_write = self.read_watermarks(), self._writes
         async with self._fresh_lock:
-            self._observe(flushed_offsets)
+            self._advance_to_reader(flushed_offsets)
             if self._is_behind(requested_offsets) or self._is_behind(self._written_watermarks):
                 if self._write_error is not None and self._failed_write > last_write:
                     raise self._write_error
                 pause_s = self._written_s + self._limits.fresh_interval_s - self._clock.monotonic()
                 if pause_s > 0:
                     await asyncio.sleep(pause_s)
-                    self._observe(flushed_offsets)
+                    self._advance_to_reader(flushed_offsets)
                 self._writes += 1
                 start_s = self._clock.monotonic()
                 try:
@@ -296,14 +299,14 @@ class StreamTable:
                     if self._clock.monotonic() - start_s >= _SLOW_WRITE_S:
                         self._failed_write, self._write_error = self._writes, error
                     raise
-            self._observe(flushed_offsets)  # A flush may have ended meanwhile.
+            self._advance_to_reader(flushed_offsets)  # A flush may have ended meanwhile.
             if self._is_behind(requested_offsets):
-                raise FlushedBefore("Fresh files were removed while others were written; read the pointer again")
+                raise FlushedBefore("Fresh files were removed while others were written; load the table again")
             parts = tuple(part for number in sorted(self._parts) for part in self._parts[number].parts)
             return FreshRows(parts, {number: self._get_covered_offset(number) for number in self._parts})
 
     def _is_behind(self, watermarks: Mapping[int, int]) -> bool:
-        """Return whether a shard has rows below its watermark that are neither flushed nor in fresh files."""
+        """Return whether a shard has rows below its watermark that are in no file, not even a file without a commit."""
         return any(
             self._get_covered_offset(number) < max(watermark, self._flushed_offsets[number])
             for number, watermark in watermarks.items()
@@ -312,24 +315,24 @@ class StreamTable:
     def _get_covered_offset(self, shard_number: int) -> int:
         return self._parts[shard_number].get_covered_offset(self._flushed_offsets[shard_number])
 
-    def _observe(self, flushed_offsets: Mapping[int, int]) -> None:
-        """Advance to the flushed offsets of a pointer.
+    def _advance_to_reader(self, flushed_offsets: Mapping[int, int]) -> None:
+        """Remove rows that are already in the files of the metadata that a reader has loaded.
 
-        Raise FlushedBefore if the pointer is older than the last flush.
+        Raise FlushedBefore if the reader has loaded them before the last flush.
         """
         if any(flushed_offsets.get(number, 0) < offset for number, offset in self._flushed_offsets.items()):
-            raise FlushedBefore("The table was flushed meanwhile; read its pointer again")
-        self._advance(flushed_offsets)
+            raise FlushedBefore("The table was flushed meanwhile; load it again")
+        self._drop_flushed(flushed_offsets)
 
     async def _write_parts(self, watermarks: Mapping[int, int]) -> None:
-        """Write the missing fresh files up to these offsets.
+        """Write the rows up to these offsets that are in no file yet to fresh files, which plans read before a commit.
 
         Raises:
             SeveralKeys: The rows have several keys.
         """
         entry, metadata = await self._tables.load(self.uuid)
-        # Rows that another process has flushed may not fit these metadata.
-        self._advance(entry.parse_flushed_offsets())
+        # First skip rows that another process has flushed, because they may not fit these metadata.
+        self._drop_flushed(entry.parse_flushed_offsets())
         self._written_s = self._clock.monotonic()
         self._written_watermarks = watermarks
         key_columns = self._tables.find_key_columns(metadata)
@@ -363,7 +366,7 @@ class StreamTable:
         return ranges
 
     async def _find_key(self, ranges: Sequence[tuple[int, int, int]], metadata: TableMetadata) -> RowKey:
-        """Return the key of the rows in these ranges and in the existing parts.
+        """Return the key columns of the rows in these ranges and in the existing fresh files.
 
         Raises:
             SeveralKeys: The rows have several keys. Shards and hashes depend on the key, so a part cannot delete rows
@@ -371,7 +374,7 @@ class StreamTable:
         """
         rows = [row_slice for number, start, end in ranges for row_slice in self._read_slices(number, start, end)]
         keys = {part.key for parts in self._parts.values() for part in parts.parts}
-        # Rows with a key always have kinds. Rows without kinds have the empty key.
+        # Each row of a table with a key has a kind: insert, update or delete. Rows without kinds have the empty key.
         if any(row_slice.kinds for row_slice in rows):
             keys |= await self._run_in_thread(partial(self._files.list_keys, rows, metadata))
         elif rows:
@@ -415,10 +418,10 @@ class StreamTable:
         try:
             await self._blocks[shard_number].catch_up(end)
         except OffsetOutOfRange:
-            await self.follow()
+            await self.drop_flushed_rows()
             if self._blocks[shard_number].start == start:
                 raise
-            raise FlushedBefore("Another process has flushed these rows; read the pointer again") from None
+            raise FlushedBefore("Another process has flushed these rows; load the table again") from None
 
     def _read_slices(self, shard_number: int, start: int, end: int) -> list[RowSlice]:
         """Return the rows of a shard in memory from `start` to `end` (exclusive).
@@ -427,7 +430,7 @@ class StreamTable:
             FlushedBefore: Another process has flushed some of the rows meanwhile.
         """
         if start < self._blocks[shard_number].start:
-            raise FlushedBefore("Another process has flushed these rows; read the pointer again")
+            raise FlushedBefore("Another process has flushed these rows; load the table again")
         return self._blocks[shard_number].list_slices(start, end)
 
     async def _store(
@@ -479,18 +482,18 @@ class StreamTable:
         )
         errors = [error for error in results if isinstance(error, BaseException)]
         if errors:
-            self._delete_later([location for location, _ in files])
+            self.delete_files_later([location for location, _ in files])
             raise errors[0]
 
     async def store_deletes(
         self, keyed_rows: Sequence[KeyedRows], entry: Entry, metadata: TableMetadata, *, fresh: bool
     ) -> EncodedDeletes:
-        """Store the delete files for the rows that keyed rows replace in the files of a pointer.
+        """Store delete files for the rows in the table's files that rows of the log with the same key replace.
 
         Args:
-            keyed_rows: The keyed rows, in the order of the log.
-            entry: The pointer.
-            metadata: The metadata of the pointer.
+            keyed_rows: The rows of the log with their keys, in the order of the log.
+            entry: The catalog entry of the table.
+            metadata: The metadata to which the entry points.
             fresh: Whether the delete files are fresh files, which plans contain before a commit.
         """
         folder = self._fresh_folder if fresh else None
@@ -515,7 +518,7 @@ class StreamTable:
             # Read the watermarks first, so that the metadata contain the schemas of all rows.
             watermarks = await self.load_watermarks()
             entry, metadata = await self._tables.load(self.uuid)
-            self._advance(entry.parse_flushed_offsets())
+            self._drop_flushed(entry.parse_flushed_offsets())
             if only_first and any(self._flushed_offsets.values()):
                 return 0
             ranges = [
@@ -545,11 +548,11 @@ class StreamTable:
                     raise  # The files may be live.
                 except SeamarkError:
                     locations = [file.location for file in files]
-                    self._delete_later([*locations, *(file.location for file in index_files)])
+                    self.delete_files_later([*locations, *(file.location for file in index_files)])
                     raise
             finally:
                 self._flush_ends = {}
-            self._advance({flushed_range.shard: flushed_range.end for flushed_range in ranges})
+            self._drop_flushed({flushed_range.shard: flushed_range.end for flushed_range in ranges})
             await self.release()
             return sum(flushed_range.end - flushed_range.start for flushed_range in ranges)
 
@@ -576,7 +579,7 @@ class StreamTable:
             except CommitUnknown:
                 raise  # The files may be live.
             except SeamarkError as error:
-                self._delete_later([location for location, _ in deletes.files])
+                self.delete_files_later([location for location, _ in deletes.files])
                 if not isinstance(error, CommitConflict) or attempt == KEYED_COMMITS_MAX:
                     raise
                 entry, metadata = await self._tables.load(self.uuid)
@@ -587,10 +590,10 @@ class StreamTable:
             else:
                 return
 
-    async def follow(self) -> None:
+    async def drop_flushed_rows(self) -> None:
         """Remove the rows from memory that the owner of the table has flushed."""
         entry, _ = await self._tables.load(self.uuid)
-        self._advance(entry.parse_flushed_offsets())
+        self._drop_flushed(entry.parse_flushed_offsets())
 
     async def release(self) -> None:
         """Allow the log to remove flushed rows. If this fails, `clean` tries again."""
@@ -604,8 +607,8 @@ class StreamTable:
         else:
             self._is_release_late = False
 
-    def _advance(self, flushed_offsets: Mapping[int, int]) -> None:
-        """Remove the rows and the fresh files whose rows are now in the table's files.
+    def _drop_flushed(self, flushed_offsets: Mapping[int, int]) -> None:
+        """Remove rows from memory, and fresh files, whose rows are now in the table's files.
 
         Offsets that are not later than the known offsets, and shards that are not open, are ignored.
         """
@@ -617,15 +620,19 @@ class StreamTable:
             self._delete_parts_later(self._parts[number].drop_flushed(offset))
 
     def _delete_parts_later(self, parts: Sequence[FreshPart]) -> None:
-        self._delete_later([file.location for part in parts for file in part.files])
+        self.delete_files_later([file.location for part in parts for file in part.files])
 
-    def _delete_later(self, locations: Sequence[str]) -> None:
+    def delete_files_later(self, locations: Sequence[str]) -> None:
+        """Schedule files for deletion at the end of their retention, when no running query can need them."""
         due_s = self._clock.monotonic() + self._limits.fresh_retention_s
         for location in locations:
             heapq.heappush(self._unneeded_files, (due_s, location))
 
     async def clean(self) -> int:
-        """Delete the files whose retention has passed, and return their number. Repeat a failed release."""
+        """Delete the files whose retention has passed, and return their number.
+
+        If the log did not remove flushed rows before (`release`), allow it again.
+        """
         if self._is_release_late:
             await self.release()
         now_s, deleted_count = self._clock.monotonic(), 0
@@ -635,12 +642,8 @@ class StreamTable:
             deleted_count += 1
         return deleted_count
 
-    def delete_files_later(self, locations: Sequence[str]) -> None:
-        """Schedule files for deletion at the end of their retention, when no running query can need them."""
-        self._delete_later(locations)
-
     def check_invariants(self) -> None:
-        """Check that rows in memory and fresh files begin at the flushed offsets. Only tests call this method."""
+        """Check that rows in memory, and files of rows that are not committed yet, begin at the flushed offsets."""
         for number, flushed_offset in self._flushed_offsets.items():
             self._blocks[number].check_invariants()
             self._parts[number].check_invariants()
@@ -658,12 +661,13 @@ async def append_to_tables(
 
     The acknowledged rows of a table are also kept in memory if this process flushes the table.
 
-    See `StreamLog.append` and, for a log with gates, `SharedLog.append` for errors.
+    A shared log has a gate for each table, which a commit closes while it changes how rows are written. See
+    `StreamLog.append` and `SharedLog.append` for errors.
 
     Args:
         batches: The rows of each table, by shard.
         producer: The producer and the sequence number, by which the log recognises a repeated append.
-        gates: The number of the gate of each table when its rows were checked. Only a log with gates needs them.
+        gates: The number of each table's gate when its rows were checked. It changes when the gate is closed or opened.
     """
     sizes = {table: sum(batch.size_bytes for batch in rows.values()) for table, rows in batches.items()}
     batch_by_shard = {

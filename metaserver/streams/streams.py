@@ -103,11 +103,11 @@ _log = structlog.get_logger("seamark.streams")
 
 
 class FreshTable(NamedTuple):
-    """A table with its fresh rows.
+    """A table with its fresh rows, which no commit has added to the table yet.
 
     Attributes:
-        loaded: The pointer, and metadata whose current snapshot includes the fresh files.
-        snapshot: The fresh snapshot, or None if the files of the pointer contain all rows.
+        loaded: The catalog entry, and metadata whose current snapshot includes the fresh rows.
+        snapshot: This snapshot, or None if the table has no fresh rows.
         offsets: The offset after the last row in the current snapshot, by shard.
     """
 
@@ -173,7 +173,7 @@ class Streams:
         )
         self.topic_counts = TopicCounts()
         self._next_shard = 0
-        # Do not use the threads of `asyncio.to_thread`: they make plans for which these threads wait.
+        # Threads that encode rows may wait for plans, which need the threads of `asyncio.to_thread`.
         self._threads = ThreadPoolExecutor(_ENCODING_THREADS_MAX, thread_name_prefix="streams")
         self._cleaned_s = 0.0
         self._cleanup_task: asyncio.Task[None] | None = None
@@ -241,6 +241,7 @@ class Streams:
     async def _append(
         self, appends: Sequence[TableRows], producer: ProducerKey | TopicProducer | None, arrived_s: float | None
     ) -> Acknowledgement:
+        """Append rows. If a commit changes how a table's rows are written meanwhile, check and append them again."""
         named_producer = None if producer is None else producer.to_producer()
         if not appends:
             return await (await self._logs.open()).append({}, named_producer)
@@ -261,7 +262,7 @@ class Streams:
             try:
                 acknowledgement = await self._append_checked(appends, batches, named_producer, arrived_s)
                 break
-            except GateMoved:  # The rows may fit the changed table, too.
+            except GateMoved:  # A commit has changed the table meanwhile. The rows may also fit the changed table.
                 if attempt == _GATE_TRIES_MAX:
                     raise
         if not acknowledgement.duplicate:
@@ -284,10 +285,10 @@ class Streams:
         producer: StreamProducer | None,
         arrived_s: float | None,
     ) -> Acknowledgement:
-        """Append rows that fit the current metadata of their tables, while no commit can change these.
+        """Append rows that fit the current metadata of their tables. Commits that change these wait for the append.
 
         Raises:
-            GateMoved: A commit has changed how rows of a table are written. Nothing was stored.
+            GateMoved: A commit of another process has changed how rows of a table are written. Nothing was stored.
         """
         log, size_bytes = await self._open_shared_log(), sum(append.size_bytes for append in appends)
         async with self.gates.hold_commits(log, [table.uuid for table in batches], arrived_s) as gates:
@@ -297,7 +298,7 @@ class Streams:
                 assert entry is not None
                 self.pauses.check(table.uuid, metadata, format_path(entry.namespace, entry.name))
                 self._check_memory(table, append.size_bytes, other_bytes=size_bytes - append.size_bytes)
-                await self._check_key(append.loaded)
+                await self._accept_key(append.loaded)
             return await append_to_tables(batches, producer, gates)
 
     @asynccontextmanager
@@ -314,8 +315,8 @@ class Streams:
         """Return the log if other processes append to it as well."""
         return cast("SharedLog", await self._logs.open()) if self._logs.is_shared else None
 
-    async def _check_key(self, loaded_table: LoadedTable) -> None:
-        """Check that a table has accepted no row with a different key since its metadata were read.
+    async def _accept_key(self, loaded_table: LoadedTable) -> None:
+        """Record the key of a table for later appends, unless a row with a newer key was accepted.
 
         Raises:
             RetryLater: The key has changed.
@@ -327,7 +328,7 @@ class Streams:
             if current_entry.metadata_location != entry.metadata_location:
                 raise RetryLater("The key of the stream table has changed; send the rows again")
             # The current metadata may have an earlier time, or the same time, because the table was replaced.
-            self._accepted_keys.replace(entry.uuid, entry.metadata_location, loaded_table.metadata)
+            self._accepted_keys.remember_current_key(entry.uuid, entry.metadata_location, loaded_table.metadata)
 
     async def find_last_sequence(self, producer: ProducerKey) -> int | None:
         """Return the sequence number of the producer's last append, if it is greater than that in `producer`.
@@ -417,7 +418,7 @@ class Streams:
         raise RetryLater("The table was flushed again and again while the plan was made; try again")
 
     async def find_fresh_snapshot(self, entry: Entry, metadata: TableMetadata, snapshot_id: int) -> Snapshot | None:
-        """Return the fresh snapshot with an id from an answer of any process, or None if it can no longer be named."""
+        """Return the snapshot with fresh rows that an answer of any process named, or None if it is too old to use."""
         return await self.snapshots.find(entry.uuid, snapshot_id, make_fresh_folder_location(metadata))
 
     async def open(self, entry: Entry) -> StreamTable:
@@ -441,7 +442,7 @@ class Streams:
         """Return the open stream of a table, or open it, as `_make_table` does."""
         table = self._tables.get(entry.uuid)
         if table is not None:
-            # An entry without offsets is older than the stream, or the table has lost its offsets without a name.
+            # The entry is older than the stream, or the table's last name was dropped, and its offsets with it.
             if entry.flushed or (await self.stream_tables.load(entry.uuid))[0].flushed:
                 return table
             if self._tables.get(entry.uuid) is table:
@@ -513,7 +514,7 @@ class Streams:
             ReadOnlyServer: This server has the role `read`.
         """
         if self._context.settings.role == READ:
-            raise refuse_change(self._context.settings, "a statement that changes rows of a stream table")
+            raise refuse_change(self._context.settings, "a statement or request that flushes a stream table")
         entry, metadata = await self.stream_tables.load(uuid)
         try:
             table = await self._open(entry, metadata)
@@ -603,7 +604,7 @@ class Streams:
         for table in due_tables:
             state = self._flushes[table.uuid]
             table.keeps_rows = self._owners.is_owner(table.uuid)  # Only the owner needs the rows for flushes.
-            if state.is_due or (is_crowded and table is largest_table) or self._is_old(table, now_ms):
+            if state.is_due or (is_crowded and table is largest_table) or self._record_and_check_age(table, now_ms):
                 is_due, state.is_due = state.is_due, False
                 work = self._flush(table, state, is_due=is_due)
                 state.task = asyncio.create_task(work, name=f"flush {table.uuid}")
@@ -612,7 +613,7 @@ class Streams:
             self._cleanup_task = asyncio.create_task(self._clean(), name="clean fresh files")
 
     async def _clean(self) -> None:
-        """Delete files that are no longer needed, in a separate task, so that a slow storage does not delay flushes."""
+        """Delete fresh files that are no longer needed. It runs in its own task, because the storage may be slow."""
         for table in list(self._tables.values()):
             try:
                 await table.clean()
@@ -627,8 +628,8 @@ class Streams:
         interval_ms = state.interval_ms or self._context.settings.stream_flush_interval_ms
         return FlushReport(table.oldest_ms, interval_ms, state.failures, state.error, state.is_blocked)
 
-    def _is_old(self, table: StreamTable, now_ms: int) -> bool:
-        """Return whether the oldest unflushed row of a table has the age at which rows are flushed."""
+    def _record_and_check_age(self, table: StreamTable, now_ms: int) -> bool:
+        """Return whether the oldest unflushed row is old enough for a flush. Record since when rows wait in the log."""
         state = self._flushes[table.uuid]
         oldest_ms = table.oldest_ms
         if oldest_ms is not None or not table.unflushed_rows:
@@ -637,9 +638,8 @@ class Streams:
             # The rows belong to another process, or an append has just made them durable.
             state.waiting_since_ms = now_ms
         since_ms = oldest_ms if oldest_ms is not None else state.waiting_since_ms
-        if since_ms is None:
-            return False
-        return now_ms - since_ms >= (state.interval_ms or self._context.settings.stream_flush_interval_ms)
+        interval_ms = state.interval_ms or self._context.settings.stream_flush_interval_ms
+        return since_ms is not None and now_ms - since_ms >= interval_ms
 
     async def _flush(self, table: StreamTable, state: FlushState, *, is_due: bool) -> None:
         """Flush a table, or remove the rows from memory that its owner has flushed. Record a failure in `state`.
@@ -651,7 +651,7 @@ class Streams:
         """
         try:
             if not self._owners.is_owner(table.uuid):
-                await table.follow()
+                await table.drop_flushed_rows()
             if not table.unflushed_rows:
                 self._owners.forget(table.uuid)
             elif is_due or self._owners.may_flush(table.uuid, table.flushed, self._context.clock.now_ms()):

@@ -112,8 +112,8 @@ class TableOpenings:
     async def open_waiting_tables(self) -> None:
         """Start opening tables with waiting rows of an earlier process or of another process.
 
-        Rows wait if the log has not released them, so that they may be in no file. A table whose opening has failed is
-        tried again after a pause.
+        Rows wait until they are in files of the table, and the log has released them. A table whose opening has failed
+        is tried again after a pause.
         """
         if not self._logs.exists:
             return
@@ -170,7 +170,8 @@ class TableOpenings:
         unflushed_uuids = {shard.stream for shard, state in shards.items() if state.watermark > state.released}
         streams = {shard.stream for shard in shards}
         if isinstance(log, SharedLog):
-            streams.update(log.list_gates())  # A gate may have moved before the first row.
+            # A commit may have closed the gate of a table, which blocks appends, before the first row was appended.
+            streams.update(log.list_gates())
         for uuid in sorted(streams - self._open_tables.keys() - unflushed_uuids):
             try:
                 if self._owners.is_owner(uuid) and not await self._store.count_names(uuid, retained=True):
@@ -188,9 +189,10 @@ class TableOpenings:
             _log.warning("a table that has returned was not opened", table=entry.uuid, error=error.message)
 
     async def list_waiting_schemas(self, metadata: TableMetadata) -> set[int]:
-        """Return the ids of the schemas of the rows that wait in the log for a table without a name.
+        """Return the ids of the schemas of the rows in the log that wait for a table that is registered again.
 
-        A table that is registered again must still have these schemas. Otherwise the rows could not be flushed.
+        The table was dropped, with its flushed offsets, before its rows were flushed. Its metadata must still have
+        these schemas. Otherwise the rows could not be flushed.
 
         Raises:
             LogUnavailable: The log does not answer.

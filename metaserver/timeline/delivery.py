@@ -43,7 +43,7 @@ class NotDelivered(Exception):
 
 
 class EventTarget(Protocol):
-    """The port to a receiver of events.
+    """The interface to a receiver of events.
 
     Attributes:
         kind: The kind of the target, for metrics.
@@ -60,7 +60,8 @@ class EventTarget(Protocol):
     async def send(self, events: Sequence[Event]) -> None:
         """Send events in order, and return when the target has confirmed all of them.
 
-        A call takes at most `SEND_TIMEOUT_S` for each event, or for all of them.
+        With Kafka, a call takes at most `SEND_TIMEOUT_S`. With the other targets, it takes at most this time for each
+        event.
 
         Raises:
             NotDelivered: The target did not confirm all events. They are sent again, from the first event.
@@ -71,7 +72,7 @@ class EventTarget(Protocol):
 
 
 class DeliveryObserver(Protocol):
-    """The port that receives the numbers for metrics."""
+    """The interface to the object that counts deliveries for metrics."""
 
     def count_failed_delivery(self, kind: str) -> None:
         """Count a failed call of a target's `send`."""

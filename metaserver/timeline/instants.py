@@ -29,7 +29,7 @@ def is_finished(state: InstantState) -> bool:
     return not _NEXT_STATES[state]
 
 
-def check_move(current: InstantState, new: InstantState) -> None:
+def check_transition(current: InstantState, new: InstantState) -> None:
     """Check that the state `new` can follow the state `current`.
 
     Raises:
@@ -50,7 +50,7 @@ def advance_instant(instant: Instant, state: InstantState, now_ms: int) -> Insta
     Raises:
         BadRequest: The transition is invalid.
     """
-    check_move(instant.state, state)
+    check_transition(instant.state, state)
     completed_ms = now_ms if is_finished(state) else None
     return msgspec.structs.replace(instant, state=state, completed_ms=completed_ms)
 

@@ -163,8 +163,8 @@ def make_dataset(
         facets["schema"] = _make_facet("SchemaDatasetFacet", fields=_list_fields(metadata.current_schema.fields))
     if snapshot_id is not None:
         facets["version"] = _make_facet("DatasetVersionDatasetFacet", datasetVersion=str(snapshot_id))
-    namespace, path = name_location(metadata.location)
-    return {"namespace": namespace, "name": path, "facets": facets}
+    dataset_namespace, path = name_location(metadata.location)
+    return {"namespace": dataset_namespace, "name": path, "facets": facets}
 
 
 def remove_columns(event: dict[str, Any]) -> dict[str, Any]:

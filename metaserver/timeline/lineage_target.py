@@ -45,6 +45,16 @@ class LineageTarget:
         load_metadata: LoadMetadata,
         session: aiohttp.ClientSession,
     ) -> None:
+        """Create a target.
+
+        Args:
+            url: The URL to which run events are posted.
+            api_key: The bearer token of the requests, or an empty text for none.
+            catalog: The name of the catalog in events.
+            store: The database of the catalog.
+            load_metadata: Reads the metadata of a table.
+            session: Sends the requests.
+        """
         self._url = url
         self._headers = {"Content-Type": "application/json", "User-Agent": "seamark"}
         if api_key:
@@ -53,7 +63,7 @@ class LineageTarget:
         self._store = store
         self._load_metadata = load_metadata
         self._session = session
-        self.place = redact_url(url)
+        self.place = redact_url(url)  # The address for logs, without secrets.
         # The URL may contain a secret, so it must not be in the database.
         self.name = "openlineage:" + hashlib.sha256(url.encode()).hexdigest()[:_URL_DIGEST_DIGITS]
 
@@ -75,7 +85,7 @@ class LineageTarget:
         """Post a run event. If it is too large, send it again without columns.
 
         Raises:
-            NotDelivered: The receiver does not answer, or answers with an error that may pass.
+            NotDelivered: The receiver does not answer, or answers with an error that is possibly temporary.
         """
         # An event can have many columns, so do not encode it in the event loop.
         body, run_id = await asyncio.to_thread(encode_json, run_event), run_event["run"]["runId"]

@@ -153,7 +153,7 @@ class StatementRuns:
         )
 
     def _forget(self, run: StatementRun) -> None:
-        """Subtract a run that the queue has returned from the sums."""
+        """Subtract a run that was taken out of the queue from the sums for its principal and for all principals."""
         chars = _count_chars(run)
         self._waiting_chars -= chars
         self._runs_by_principal[run.principal] -= 1
@@ -232,8 +232,9 @@ def make_input(
     catalog: CatalogName,
     schema_chars_max: int,
 ) -> tuple[dict[str, Any], int]:
-    """Return the dataset of a table and the measure of its schema, which is left out if it exceeds the maximum.
+    """Return the dataset of a table, and the number of characters of the schema in it.
 
+    The schema is left out if it has more than `schema_chars_max` characters. The number is then 0.
     The current snapshot may be newer than the statement, so the dataset has no version.
     """
     schema_chars = 0 if metadata is None else measure_schema(metadata.current_schema.fields, schema_chars_max)

@@ -68,7 +68,7 @@ async def open_delivery(
 
 
 @asynccontextmanager
-async def deliver_statements(
+async def deliver_statement_events(
     settings: Settings, store: PointerStore, runs: StatementRuns, *, load_metadata: LoadMetadata
 ) -> AsyncIterator[None]:
     """Send the OpenLineage events of statements while the context is active."""

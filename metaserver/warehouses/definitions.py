@@ -366,14 +366,14 @@ def make_database_url(settings: Settings, warehouse_id: str) -> str:
     return urlunsplit(parts._replace(query=query))
 
 
-def check_folder(location: Location, settings: Settings) -> None:
+def prepare_folder(location: Location, settings: Settings) -> None:
     """Create the folder of a local warehouse, or check the location of a remote warehouse without a request.
 
     Raises:
         BadRequest: No objects can be created at the location.
     """
     try:
-        SERVER_STORAGES[location.scheme].check_root(location, settings)
+        SERVER_STORAGES[location.scheme].prepare_root(location, settings)
     except (ConfigError, StorageError) as error:
         raise BadRequest(error.message.replace("--warehouse", "another location")) from None
 
@@ -407,7 +407,7 @@ async def open_credentials(settings: Settings, clock: Clock, warehouse: StoredWa
     return convert_json(credentials_json, dict[str, Any])
 
 
-async def renew_seal(settings: Settings, clock: Clock, warehouse: StoredWarehouse) -> bytes | None:
+async def reencrypt_credentials(settings: Settings, clock: Clock, warehouse: StoredWarehouse) -> bytes | None:
     """Return the credentials encrypted with the current key, or None if this is not necessary.
 
     Raises:

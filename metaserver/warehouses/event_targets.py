@@ -68,7 +68,7 @@ def _check_event_target(name: str, url: str, settings: Settings) -> None:
     """Check that the operator allows one receiver of events.
 
     Raises:
-        BadRequest: The address is invalid, or none of the setting `warehouse_event_targets` includes it.
+        BadRequest: The address is invalid, or no item of the setting `warehouse_event_targets` includes it.
     """
     try:
         if name == "event_kafka":
@@ -81,7 +81,7 @@ def _check_event_target(name: str, url: str, settings: Settings) -> None:
     if target is None:
         raise BadRequest(
             f"{name} has the invalid address {redact_url(url)[:200]!r}; write it in ASCII and without a query, a "
-            "fragment, backslashes and segments of dots"
+            "fragment, backslashes, and the segments . and .."
         )
     for allowed_url in settings.warehouse_event_targets:
         allowed_target = _parse_target(allowed_url)

@@ -31,7 +31,7 @@ def find_place(location: Location, backend: str) -> Location:
     if location.scheme != "s3" or not backend:
         return location
     try:
-        return Backing(backend).place(location)
+        return Backing(backend).map_to_cloud(location)
     except ConfigError as error:
         raise BadRequest(error.message) from None
 
@@ -162,7 +162,10 @@ def is_place_unchanged(warehouse: StoredWarehouse, former_backend: str | None, b
 
 
 def _list_keys(location: Location, backend: str) -> set[str]:
-    """Return the keys of a location and of its place in the cloud."""
+    """Return the keys of both places of a location, by which two warehouses are compared.
+
+    With `backend`, the objects of an `s3://` location that clients see are at another location in a cloud.
+    """
     return {make_location_key(location), make_location_key(find_place(location, backend))}
 
 

@@ -36,10 +36,10 @@ from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Grant, StoredWarehouse
 from seamark.metaserver.store.open import SQLITE_SCHEME, open_store, parse_scheme, parse_sqlite_path
 from seamark.metaserver.store.operations import (
+    AssignCatalogToWarehouse,
     ChangeWarehouse,
     CloseCatalog,
     CreateWarehouse,
-    NameCatalog,
     RemoveWarehouse,
     SaveGrant,
 )
@@ -48,7 +48,6 @@ from seamark.metaserver.warehouses.definitions import (
     CREDENTIALS,
     WAREHOUSE_SETTINGS,
     check_definition,
-    check_folder,
     check_services,
     check_settings,
     check_warehouse_name,
@@ -58,7 +57,8 @@ from seamark.metaserver.warehouses.definitions import (
     load_settings,
     make_settings,
     open_credentials,
-    renew_seal,
+    prepare_folder,
+    reencrypt_credentials,
     seal_credentials,
 )
 from seamark.metaserver.warehouses.federation.mirror import remove_mirrors
@@ -98,11 +98,11 @@ class ServedWarehouse:
 
     answer: Callable[[web.Request], Awaitable[web.StreamResponse]]
     end_waits: Callable[[], None]
-    gateway: EndingGateway | None = None
+    gateway: ClosableGateway | None = None
 
 
-class EndingGateway(Protocol):
-    """The gateway of a warehouse, whose methods are only known to `metaserver/gateway/`."""
+class ClosableGateway(Protocol):
+    """The gateway of a warehouse, as this module uses it. It only ends it, so it does not depend on the gateway."""
 
     async def end(self) -> None:
         """Wait for running requests for a limited time, and close the connections to the store."""
@@ -170,8 +170,8 @@ class Warehouses:
         return len(self._open)
 
     @property
-    def may_have_further(self) -> bool:
-        """Whether the server has further warehouses, or admins can create them."""
+    def may_have_further_warehouses(self) -> bool:
+        """Whether the server has warehouses in addition to its own, or admins can create them."""
         return bool(self._settings.warehouse_roots or self._names)
 
     # Records ---------------------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ class Warehouses:
         return await self._store.list_warehouses()
 
     async def find(self, name: str) -> StoredWarehouse | None:
-        """Return the further warehouse with this name, or None if it does not exist."""
+        """Read the additional warehouse with this name from the database, and cache its id. None if there is none."""
         stored = await self._store.load_warehouse(name) if is_warehouse_name(name) else None
         if stored is not None:
             self._names[name] = stored.id
@@ -273,16 +273,16 @@ class Warehouses:
         settings = make_settings(self._settings, warehouse, own_settings, credentials)
         # Check this before the folder is created. The transaction below checks it again.
         check_no_overlap_with_warehouses(parsed_location, self._settings, backend, await self.list())
-        await asyncio.to_thread(check_folder, parsed_location, settings)
+        await asyncio.to_thread(prepare_folder, parsed_location, settings)
         await asyncio.to_thread(prepare_home, settings)
         try:
             # Create the database before the record. So if a warehouse with a record has no database, it was lost.
             async with open_store(settings.make_database_url(), clock=self._clock, pool_max=1) as store:
                 grant = Grant(principal_name, Role.ADMIN.value)
-                await store.transact([NameCatalog(warehouse_id), SaveGrant(grant)])
+                await store.transact([AssignCatalogToWarehouse(warehouse_id), SaveGrant(grant)])
             await self._store.transact([CreateWarehouse(warehouse, self._settings.warehouses_limit)])
         except (AlreadyExists, BadRequest, ConfigError):
-            _remove_database(settings)  # No record names this database.
+            _remove_database_and_home(settings)  # No record names this database.
             raise
         async with self._names_lock:  # The cached names may have been read before the warehouse was created.
             self._names[name] = warehouse.id
@@ -385,7 +385,7 @@ class Warehouses:
         Raises:
             RetryLater: The database of the server does not answer, or the warehouse cannot be opened.
         """
-        warehouse = await self._enter(name)
+        warehouse = await self._get_or_open(name)
         if warehouse is None:
             yield None
             return
@@ -398,7 +398,7 @@ class Warehouses:
                 warehouse.unused.set()
 
     def find_confirmed(self, warehouse_id: str) -> ServedWarehouse | None:
-        """Return an open warehouse that the database of the server had in the last `rights_recheck_s`, or None."""
+        """Return an open warehouse whose record was seen in the database in the last `rights_recheck_s`, or None."""
         warehouse = self._open.get(warehouse_id)
         if warehouse is None or not warehouse.opened.done() or warehouse.opened.exception() is not None:
             return None
@@ -417,12 +417,12 @@ class Warehouses:
         if confirmed is not None:
             return confirmed
         name = await self._find_name(warehouse_id)
-        warehouse = None if name is None else await self._enter(name)
+        warehouse = None if name is None else await self._get_or_open(name)
         if warehouse is None or warehouse.stored.id != warehouse_id:
             return None
         return await asyncio.shield(warehouse.opened)
 
-    async def _enter(self, name: str) -> _OpenWarehouse | None:
+    async def _get_or_open(self, name: str) -> _OpenWarehouse | None:
         """Return the warehouse with this name. If it is not open, a task begins to open it.
 
         Returns:
@@ -518,11 +518,14 @@ class Warehouses:
     async def run(self) -> None:
         """Open all warehouses for their housekeeping, and close dropped warehouses, until the task is cancelled."""
         while True:
-            await self.round()
+            await self.synchronize_with_database()
             await asyncio.sleep(_OPEN_INTERVAL_S)
 
-    async def round(self) -> None:
-        """Open all warehouses in the database, and close those that are no longer in it."""
+    async def synchronize_with_database(self) -> None:
+        """Open all warehouses in the database, and close those that are no longer in it.
+
+        The credentials of a warehouse are encrypted again if the operator has replaced the encryption key.
+        """
         warehouses_by_id = {warehouse.id: warehouse for warehouse in await self.list()}
         for warehouse_id in list(self._open):
             if warehouse_id not in warehouses_by_id:
@@ -533,16 +536,16 @@ class Warehouses:
             if warehouse_id in warehouses_by_id
         }
         for warehouse in warehouses_by_id.values():
-            await self._renew_seal(warehouse)
+            await self._reencrypt_credentials(warehouse)
             with suppress(RetryLater):  # The log has the reason.
                 async with self.use(warehouse.name):
                     pass
 
-    async def _renew_seal(self, warehouse: StoredWarehouse) -> None:
+    async def _reencrypt_credentials(self, warehouse: StoredWarehouse) -> None:
         """Encrypt the credentials of a warehouse again if the operator has replaced the encryption key."""
         # Ignore these errors. Another request may have changed the warehouse, and a missing key was logged before.
         with suppress(CommitConflict, ConfigError):
-            ciphertext = await renew_seal(self._settings, self._clock, warehouse)
+            ciphertext = await reencrypt_credentials(self._settings, self._clock, warehouse)
             if ciphertext is not None:
                 # Do not change the version. A new version would close and open the warehouse in all processes.
                 renewed_warehouse = msgspec.structs.replace(warehouse, credentials=ciphertext)
@@ -626,8 +629,11 @@ async def check_prefix(settings: Settings, store: PointerStore) -> None:
         raise ConfigError(f"The setting prefix is {settings.prefix!r}, the name of a further warehouse; choose another")
 
 
-def _remove_database(settings: Settings) -> None:
-    """Remove the SQLite database and the home of a warehouse without a record. Do not remove a schema in PostgreSQL."""
+def _remove_database_and_home(settings: Settings) -> None:
+    """Remove the SQLite database and the empty home folder of a warehouse whose creation has failed.
+
+    A schema in PostgreSQL is not removed.
+    """
     if parse_scheme(settings.make_database_url()) == SQLITE_SCHEME:
         file = parse_sqlite_path(settings.make_database_url())
         for suffix in _SQLITE_SUFFIXES:

@@ -23,7 +23,11 @@ class AdminServer:
         self.secrets = secrets
 
     async def call(self, principal: str, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        """Send a request, and return (status, JSON or None)."""
+        """Send a request, and return (status, JSON or None).
+
+        Args:
+            principal: A name in `secrets`, whose token is sent, or a token itself.
+        """
         secret = self.secrets.get(principal, principal)
         async with self.server.http.request(
             method, self.server.url + path, json=body, headers={"Authorization": f"Bearer {secret}"}
@@ -201,7 +205,7 @@ async def test_cached_view_counts_for_the_principal_that_first_requests_it(admin
     The planner evicts the views of a principal that has more than half of the cache. Bob requests the view first.
     """
     root, bob = AdminUserApi(admin_server, "root"), AdminUserApi(admin_server, "bob")
-    await root.table()
+    await root.create_table()
     await append_files(root, "t", [build_data_file("file:///t/data/0.parquet", low=0, high=9)], snapshot_id=1)
     for api in (bob, root):
         assert (await api("POST", "/v1/namespaces/db/tables/t/plan", {})).status == 200

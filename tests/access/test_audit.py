@@ -18,10 +18,10 @@ from seamark.metaserver.store.port import PointerStore
 
 
 class WaitingStore:
-    """A store whose transactions wait for `may_write`.
+    """A store for audit records only, whose transactions wait for `may_write`.
 
-    The last item of `failures` is for the next transaction: it fails "before" or "after" its execution, or not at all.
-    Each transaction removes its item.
+    Each transaction takes the last item of `failures`. With "before" or "after", the transaction fails before or after
+    its execution. With "" or without an item, it succeeds.
     """
 
     def __init__(self, store: PointerStore) -> None:
@@ -36,7 +36,7 @@ class WaitingStore:
         await self.may_write.wait()
         failure = self.failures.pop() if self.failures else ""
         if failure == "before":
-            raise RetryLater("the database is away")
+            raise RetryLater("the database cannot be reached")
         results = await self.store.transact(operations)
         if failure == "after":
             raise CommitUnknown("the connection was lost")

@@ -280,7 +280,7 @@ async def test_each_mode_accepts_only_its_own_kinds_of_login(
             assert (
                 await authenticator_of_both.authenticate(build_bearer_headers(secret_text), remote=None)
             ).name == name
-        # The token names our issuer, but its own issuer's key signed it.
+        # This token names Seamark as its issuer, but the key of the OIDC issuer signed it.
         await check_rejected(authenticator_of_both, issuer.make_token(get_rsa_key(), iss=ISSUER), "signed with HS256")
 
 

@@ -15,7 +15,7 @@ from seamark.metaserver.access import jwt
 from seamark.metaserver.access.issued import Issuer
 from seamark.metaserver.access.keyring import PUBLISHED_S, RETIRED_S_MIN, SECRET_NAME, open_keyring, renew_keys
 from seamark.metaserver.access.page_tokens import PageTokens
-from seamark.metaserver.access.protectors import KEY_FILE_NAME, make_key
+from seamark.metaserver.access.protectors import KEY_FILE_NAME, make_encryption_key
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Grant
@@ -67,7 +67,7 @@ async def test_server_with_a_stolen_database_and_no_key_file_cannot_sign(
             async with open_keyring(build_settings(thief_home), stolen_store, clock):
                 pass
         assert not (thief_home / KEY_FILE_NAME).exists()
-        other_settings = build_settings(thief_home, encryption_key=make_key(clock))
+        other_settings = build_settings(thief_home, encryption_key=make_encryption_key(clock))
         with pytest.raises(ConfigError, match=r"encrypted with the key [0-9a-f]{16}, not with the key of"):
             async with open_keyring(other_settings, stolen_store, clock):
                 pass
@@ -76,7 +76,7 @@ async def test_server_with_a_stolen_database_and_no_key_file_cannot_sign(
 async def test_replicas_with_the_same_key_accept_signatures_of_each_other(
     tmp_path: Path, store: PointerStore, clock: SimulatedClock
 ) -> None:
-    key = make_key(clock)
+    key = make_encryption_key(clock)
     settings_of_replicas = [build_settings(tmp_path / name, encryption_key=key) for name in ("one", "two")]
     async with (
         open_keyring(settings_of_replicas[0], store, clock) as keyring,
@@ -145,7 +145,7 @@ async def test_renewing_keys_invalidates_all_signatures_even_without_the_encrypt
 async def test_encryption_key_is_replaced_by_listing_the_new_one_first(
     tmp_path: Path, store: PointerStore, clock: SimulatedClock
 ) -> None:
-    old_key, new_key = make_key(clock), make_key(clock)
+    old_key, new_key = make_encryption_key(clock), make_encryption_key(clock)
     used_keys = []
     for keys in (old_key, f"{old_key},{new_key}", f"{new_key},{old_key}", new_key):
         async with open_keyring(build_settings(tmp_path, encryption_key=keys), store, clock) as keyring:
@@ -156,7 +156,7 @@ async def test_encryption_key_is_replaced_by_listing_the_new_one_first(
 @pytest.fixture
 def key_file(tmp_path: Path, clock: SimulatedClock) -> Path:
     path = tmp_path / "shared.key"
-    path.write_text(make_key(clock))
+    path.write_text(make_encryption_key(clock))
     path.chmod(0o600)
     return path
 

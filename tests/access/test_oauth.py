@@ -53,7 +53,7 @@ async def request_token(
 
 
 async def find_principal(server: RunningServer, token: str) -> str | None:
-    """Return the principal that the audit log names for a token, or None if the server rejects the token."""
+    """Return the name of the principal that a token belongs to, or None if the server rejects the token."""
     headers = {"Authorization": f"Bearer {token}"}
     async with server.http.get(f"{server.url}/v1/config", headers=headers) as answer:
         if answer.status != 200:
@@ -105,7 +105,7 @@ async def test_java_clients_refresh_by_token_exchange(server: RunningServer, sec
     assert second_answer["issued_token_type"] == ACCESS_TOKEN
     assert second_answer["access_token"] != first_answer["access_token"]
     assert await find_principal(server, second_answer["access_token"]) == "ann"
-    # A bearer token given as `token` is exchanged unchanged.
+    # A client may also exchange a stored access token, which it has as the option `token`, without a login.
     status, third_answer = await request_token(server, make_scoped_exchange(secrets["ann"]))
     assert await find_principal(server, third_answer["access_token"]) == "ann"
 
@@ -116,7 +116,7 @@ async def test_expired_token_is_refreshed_only_with_its_holders_credentials(
     async with run_server(tmp_path, auth="token") as server:
         token = (await server.components.authenticator.find_login(secrets["ann"])).token
         issuer = server.components.authenticator.issuer
-        issuer._ttl_s = -60  # The exchanged token was issued a minute after the end of the first token.
+        issuer._ttl_s = -60  # The next token expired one minute ago.
         expired_token, _ = issuer.issue(token)
         issuer._ttl_s = 600
         assert await find_principal(server, expired_token) is None

@@ -43,6 +43,7 @@ async def test_page_needs_no_work_for_hidden_namespaces(tmp_path: Path, monkeypa
             *((f"seen-{number:03}",) for number in range(250)),
         ]
         await admin.components.store.transact([CreateNamespace(path=path, properties={}) for path in paths])
+        # Ten of the grants are for namespaces that do not exist.
         grants = [Grant("ann", "reader", (f"seen-{number:03}",)) for number in range(260)]
         secret = await create_token(admin.components.store, admin.components.clock, "ann", ttl_s=None, grants=grants)
     async with run_server(tmp_path, auth="token") as server:
@@ -54,6 +55,7 @@ async def test_page_needs_no_work_for_hidden_namespaces(tmp_path: Path, monkeypa
             row_counts.append(len(rows) if isinstance(rows, list) else 0)
             return rows
 
+        # A store may define its own `_read_list`. The method that it uses is replaced.
         for store_class in (type(server.components.store), GeneratorStore):
             if "_read_list" in vars(store_class):
                 listing = vars(store_class)["_read_list"]

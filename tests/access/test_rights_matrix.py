@@ -90,9 +90,9 @@ RIGHTS_AND_SCOPES = {
     for operations, required_rights in table.items()
     for operation in operations.split()
 }
-LISTINGS = ("listTables", "listViews", "listFunctions")
-OPEN_OPERATIONS = ("getConfig", "metrics", "listGrants", "loadSqlState")
-SEEN_OPERATIONS = ("listNamespaces", "namespaceExists")
+LISTING_OPERATIONS = ("listTables", "listViews", "listFunctions")
+OPERATIONS_WITHOUT_RIGHT = ("getConfig", "metrics", "listGrants", "loadSqlState")
+OPERATIONS_FOR_LISTED_NAMESPACES = ("listNamespaces", "namespaceExists")
 
 SERVER = Securable((), "server")
 CATALOG = Securable()
@@ -150,8 +150,8 @@ class RightsModel:
             if right.name in INCLUDED[privilege]
         }
 
-    def sees(self, path: NamespacePath) -> bool:
-        """Return True if the principal may browse the namespace, or an object of a grant in it."""
+    def is_listed(self, path: NamespacePath) -> bool:
+        """Return True if the principal may browse the namespace or an object in it for which it has a grant."""
         return "browse" in self.privileges[Securable(path)] or any(
             "browse" in self.privileges[right.securable]
             for right in self.rights
@@ -160,11 +160,11 @@ class RightsModel:
 
     def may(self, operation: str, securable: Securable) -> bool:
         """Return True if the principal's rights permit the operation on the object, computed without the server."""
-        if operation in OPEN_OPERATIONS:
+        if operation in OPERATIONS_WITHOUT_RIGHT:
             return True
-        if operation in SEEN_OPERATIONS:
-            return not securable.namespace or self.sees(securable.namespace)
-        if operation in LISTINGS:
+        if operation in OPERATIONS_FOR_LISTED_NAMESPACES:
+            return not securable.namespace or self.is_listed(securable.namespace)
+        if operation in LISTING_OPERATIONS:
             return "browse" in self.privileges[securable] or any(
                 "browse" in self.privileges[right.securable]
                 for right in self.rights
@@ -213,9 +213,9 @@ def test_each_cell_of_principals_objects_and_operations_equals_the_model() -> No
     for rights in PRINCIPALS:
         model, grants = RightsModel(rights), [right.as_grant() for right in rights]
         for operation, securable in itertools.product(RULES, OBJECTS):
-            if operation in LISTINGS and (securable.name or securable == SERVER):
+            if operation in LISTING_OPERATIONS and (securable.name or securable == SERVER):
                 continue
-            if operation in SEEN_OPERATIONS and securable == SERVER:
+            if operation in OPERATIONS_FOR_LISTED_NAMESPACES and securable == SERVER:
                 continue
             assert allows_operation(grants, operation, securable) is model.may(operation, securable), (
                 rights,
@@ -225,7 +225,9 @@ def test_each_cell_of_principals_objects_and_operations_equals_the_model() -> No
 
 
 def test_each_operation_has_its_privileges_in_the_model() -> None:
-    assert sorted([*RIGHTS_AND_SCOPES, *LISTINGS, *OPEN_OPERATIONS, *SEEN_OPERATIONS]) == sorted(RULES)
+    assert sorted(
+        [*RIGHTS_AND_SCOPES, *LISTING_OPERATIONS, *OPERATIONS_WITHOUT_RIGHT, *OPERATIONS_FOR_LISTED_NAMESPACES]
+    ) == sorted(RULES)
 
 
 def test_listings_return_the_namespaces_that_the_model_allows() -> None:
@@ -235,9 +237,9 @@ def test_listings_return_the_namespaces_that_the_model_allows() -> None:
             path = securable.namespace
             if securable.name or not path:
                 continue
-            assert can_list_namespace(grants, path) is model.sees(path), (rights, path)
+            assert can_list_namespace(grants, path) is model.is_listed(path), (rights, path)
             names = list_visible_children(grants, path[:-1])
-            assert (names is None or path[-1] in names) >= model.sees(path), (rights, path)
+            assert (names is None or path[-1] in names) >= model.is_listed(path), (rights, path)
 
 
 def test_locations_of_a_writer_are_in_namespaces_that_the_model_lets_it_write() -> None:
@@ -265,7 +267,7 @@ async def test_listings_contain_exactly_the_entries_that_the_principal_may_load(
         expected = [RightsModel(rights).may("loadTable", entry) for entry in entries]
         assert await authorizer.allows_each(principal, "loadTable", entries) == expected
         for entry, is_allowed in zip(entries, expected, strict=True):
-            if authorizer.is_uniform(principal, "loadTable", entry.namespace):
+            if authorizer.allows_everywhere(principal, "loadTable", entry.namespace):
                 assert is_allowed, (rights, entry)
 
 
@@ -305,8 +307,9 @@ def test_each_narrowing_of_a_statements_grants_removes_rights_in_one_namespace_o
 def narrow_once(grants: list[Grant]) -> list[Grant] | None:
     """Return the grants after the next step of `narrow_read_grants`, or None if there is no step.
 
-    A step removes the grants and denials in one namespace. If one of them is a denial, the step denies the namespace.
-    This oracle searches through all grants for the namespace.
+    `narrow_read_grants` shortens a list of grants that is too long for a token, without allowing more. A step removes
+    the grants and denials in one namespace. If one of them is a denial, the step denies the namespace. This reference
+    implementation finds the namespace with loops over all grants.
     """
     levels = {grant: (*grant.namespace, grant.name) if grant.name else grant.namespace for grant in grants}
     path, inner_grants = (), [grant for grant in grants if len(levels[grant]) > 1]

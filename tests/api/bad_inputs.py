@@ -70,7 +70,7 @@ class PreparedServer:
 
 
 async def prepare_server(api: Api) -> PreparedServer:
-    location = (await api.table())["metadata-location"]
+    location = (await api.create_table())["metadata-location"]
     view = (await api.view())["metadata-location"]
     warehouse = api.server.components.settings.make_warehouse_uri()
     return PreparedServer(api, {"location": location, "view": view, "warehouse": warehouse})

@@ -115,7 +115,7 @@ class Api:
         ) as answer:
             return Answer(answer.status, answer.headers, await answer.read())
 
-    async def table(self, name: str = "t", **options: Any) -> Any:
+    async def create_table(self, name: str = "t", **options: Any) -> Any:
         """Create `db.<name>`, and return its LoadTableResult."""
         answer = await self("POST", "/v1/namespaces/db/tables", {"name": name, "schema": SCHEMA, **options})
         assert answer.status == 200, answer.raw

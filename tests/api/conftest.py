@@ -21,6 +21,6 @@ async def api(tmp_path: Path) -> AsyncIterator[Api]:
 @pytest.fixture
 async def api_with_files(api: Api) -> Api:
     """Return the API of a server where `db.t` has 30 files in 3 manifests."""
-    await api.table()
+    await api.create_table()
     await append_files(api, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
     return api

@@ -21,7 +21,7 @@ from tests.planner.lakes.manifests import (
     PartitionField,
     Style,
     build_manifest_bytes,
-    list_bytes,
+    encode_manifest_list,
 )
 
 STYLE = Style(has_shuffled_fields=False, sparse=False, codec="deflate", old_names=False, summaries=False, seed=0)
@@ -114,7 +114,7 @@ class LiveTable:
         listing = [
             (manifest, first_row_id if self.version > 2 and manifest.content == 0 else None) for manifest in manifests
         ]
-        path.write_bytes(list_bytes(listing, version=self.version, style=STYLE, header=header))
+        path.write_bytes(encode_manifest_list(listing, version=self.version, style=STYLE, header=header))
         row_count = sum(file.record_count for file in snapshot.data)
         self.next_row_id += row_count
         body = {

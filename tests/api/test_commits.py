@@ -121,7 +121,7 @@ async def test_position_deletes_remove_rows(api: Api) -> None:
     second_answer = await table.commit(build_overwrite(first_answer, add=[shared_deletes]))
     assert (second_answer["operation"], second_answer["summary"]["added-position-deletes"]) == ("delete", "2")
     assert await read_by_specification(table) == await read_rows(api) == [(2, 0, "b"), (3, 0, "c")]
-    position_deletes = table.write_position_deletes([(second_file["file-path"], 0)], 0, has_path_bounds=True)
+    position_deletes = table.write_position_deletes([(second_file["file-path"], 0)], 0, names_data_file=True)
     third_answer = await table.commit(build_overwrite(second_answer, add=[position_deletes]))
     assert await read_by_specification(table) == await read_rows(api) == [(2, 0, "b")]
     await table.commit(build_overwrite(third_answer, remove=[{"file-path": second_file["file-path"]}]))
@@ -271,7 +271,7 @@ async def _build_index_registration(api: Api, table: CommitTable, data: dict[str
 
 
 async def test_error_names_an_invalid_file_by_its_number(api: Api) -> None:
-    await api.table()
+    await api.create_table()
     valid_file = {"content": "data", "spec-id": 0, "file-path": "x", "file-format": "parquet", "partition": []}
     valid_json = json.dumps(
         valid_file | {"file-size-in-bytes": 1, "record-count": 1, "file-path": await _choose_data_path(api)}
@@ -464,7 +464,7 @@ async def test_table_upgraded_to_version_3_gets_row_ids(api: Api) -> None:
     table = await CommitTable.create(api, version=2)
     data = table.write_data_file([(1, 0, "a"), (2, 0, "b")])
     await table.commit({"add": [data]})
-    old_deletes = table.write_position_deletes([(data["file-path"], 0)], has_path_bounds=True)
+    old_deletes = table.write_position_deletes([(data["file-path"], 0)], names_data_file=True)
     head_answer = await table.commit(
         {"add": [old_deletes], "read-snapshot-id": (await table.read_metadata())["current-snapshot-id"]}
     )

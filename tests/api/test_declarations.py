@@ -73,7 +73,7 @@ async def test_invalid_namespace_is_refused_and_not_created(path: str, body: Any
 
 
 async def test_put_replaces_the_policy_of_a_table_and_keeps_other_properties(api: Api) -> None:
-    await api.table()
+    await api.create_table()
     await api(
         "POST",
         "/v1/namespaces/db/tables/t",
@@ -92,7 +92,7 @@ async def test_put_replaces_the_policy_of_a_table_and_keeps_other_properties(api
 
 
 async def test_repeated_policy_makes_no_commit(api: Api) -> None:
-    await api.table()
+    await api.create_table()
     body = {"properties": {"seamark.compaction.enabled": "true"}}
     await api("PUT", POLICY, body)
     count_before = await count_instants(api)
@@ -101,7 +101,7 @@ async def test_repeated_policy_makes_no_commit(api: Api) -> None:
 
 
 async def test_unknown_or_invalid_policy_is_refused(api: Api) -> None:
-    await api.table()
+    await api.create_table()
     for properties, message in (
         ({"seamark.compaction.enable": "true"}, "did you mean seamark.compaction.enabled"),
         ({"seamark.compaction.enabled": "perhaps"}, "seamark.compaction.enabled"),

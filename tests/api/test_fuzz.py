@@ -24,7 +24,7 @@ from schemathesis.core.errors import SchemathesisError
 from schemathesis.core.result import Err
 from schemathesis.schemas import APIOperation
 
-from seamark.commands.reference import write_openapi_document
+from seamark.commands.reference import render_openapi_document
 from seamark.formats.protocol.wire import decode_json
 from tests.api.client import SCHEMA, VIEW_VERSION
 from tests.api.rest.standard import read_specification
@@ -66,7 +66,7 @@ def _list_operations(spec: dict[str, Any]) -> list[Any]:
 
 
 STANDARD_OPERATIONS = _list_operations(_load_specification())
-SEAMARK_OPERATIONS = _list_operations(decode_json(write_openapi_document().encode(), "our document"))
+SEAMARK_OPERATIONS = _list_operations(decode_json(render_openapi_document().encode(), "our document"))
 
 
 class FuzzTarget:
@@ -127,7 +127,8 @@ def _run_campaign(
 ) -> None:
     """Send `examples` random requests of one operation. Half of them name a table or view that exists.
 
-    The requests are valid or invalid. `must_conform` has the meaning as in `FuzzTarget.check`.
+    The requests are valid or invalid. With `must_conform`, successful answers are also checked against the schema of
+    the specification.
     """
 
     @settings(

@@ -24,7 +24,7 @@ async def test_create_load_and_commit_return_the_same_etag_for_the_same_state(ap
 
 
 async def test_answer_that_the_client_has_is_not_sent_again(api: Api) -> None:
-    await api.table()
+    await api.create_table()
     etag = (await api("GET", TABLE)).headers["ETag"]
     for value in (etag, etag.removeprefix("W/"), f'"other", {etag}', "*"):
         answer = await api("GET", TABLE, headers={"If-None-Match": value})
@@ -34,7 +34,7 @@ async def test_answer_that_the_client_has_is_not_sent_again(api: Api) -> None:
 
 
 async def test_etags_differ_between_all_snapshots_and_refs(api: Api) -> None:
-    await api.table()
+    await api.create_table()
     all_snapshots, refs = [await api("GET", f"{TABLE}?snapshots={mode}") for mode in ("all", "refs")]
     assert all_snapshots.headers["ETag"] != refs.headers["ETag"]
     assert all_snapshots.headers["ETag"] == (await api("GET", TABLE)).headers["ETag"]
@@ -45,7 +45,7 @@ async def test_etags_differ_between_all_snapshots_and_refs(api: Api) -> None:
 
 
 async def test_refs_mode_omits_the_snapshots_without_a_reference(api: Api) -> None:
-    await api.table()
+    await api.create_table()
     for number in range(1, 4):
         assert (await api("POST", TABLE, build_append(number, number - 1 or None, number))).status == 200
     whole_metadata = (await api("GET", f"{TABLE}?snapshots=all")).json["metadata"]
@@ -60,7 +60,7 @@ async def test_etag_depends_on_the_requested_access_and_the_name(tmp_path: Path)
     keys = {"s3_access_key_id": "a", "s3_secret_access_key": "b"}
     async with run_server(tmp_path, s3_client_access="static", **keys) as server:
         api = Api(server)
-        await api.table()
+        await api.create_table()
         plain_etag = (await api("GET", TABLE)).headers["ETag"]
         etag_with_credentials = (
             await api("GET", TABLE, headers={"X-Iceberg-Access-Delegation": "vended-credentials"})
@@ -73,7 +73,7 @@ async def test_etag_depends_on_the_requested_access_and_the_name(tmp_path: Path)
 
 async def test_headers_that_request_the_same_access_share_one_compressed_answer(api: Api) -> None:
     """If each spelling of the header had its own answer, a client could fill the metadata cache."""
-    await api.table(properties={f"p{number}": "x" * 100 for number in range(200)})
+    await api.create_table(properties={f"p{number}": "x" * 100 for number in range(200)})
     cache = api.server.components.catalog.documents.cache
     compression_headers = {"Accept-Encoding": "gzip"}
     etags = set()
@@ -94,14 +94,14 @@ async def test_rotated_storage_keys_are_never_hidden_by_a_304(tmp_path: Path) ->
         ) as server:
             api = Api(server)
             if not etags:
-                await api.table()
+                await api.create_table()
             etags.add((await api("GET", TABLE)).headers["ETag"])
     assert len(etags) == 2
 
 
 @pytest.mark.parametrize("mode", ["all", "refs"])
 async def test_large_table_is_compressed_once_and_decompresses_to_the_same_metadata(api: Api, mode: str) -> None:
-    await api.table(properties={f"property-{number}": "x" * 100 for number in range(500)})
+    await api.create_table(properties={f"property-{number}": "x" * 100 for number in range(500)})
     plain_answer = await api("GET", f"{TABLE}?snapshots={mode}")
     assert "Content-Encoding" not in plain_answer.headers
     hits = api.server.components.catalog.documents.cache.read_stats().hits
@@ -123,7 +123,7 @@ async def test_large_table_is_compressed_once_and_decompresses_to_the_same_metad
 
 @pytest.mark.parametrize("accepted_codings", ["identity", "gzip;q=0", "br"])
 async def test_client_without_compression_gets_a_plain_answer(api: Api, accepted_codings: str) -> None:
-    await api.table(properties={"a": "x" * 50_000})
+    await api.create_table(properties={"a": "x" * 50_000})
     answer = await api("GET", TABLE, headers={"Accept-Encoding": accepted_codings})
     assert "Content-Encoding" not in answer.headers
     assert answer.json["metadata"]["properties"]["a"] == "x" * 50_000

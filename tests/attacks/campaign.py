@@ -40,13 +40,13 @@ class AttackCampaign:
             kinds: The kinds of hints, as in `HINT_KINDS`. If it is None, the kinds are drawn.
         """
         if kinds is None:
-            share = self.rng.choice(
-                (0.0, 0.3, 0.7, 1.0)
-            )  # An attacker in four receives no hint, and another all hints.
+            # An attacker in four receives no hint, and another all hints.
+            share = self.rng.choice((0.0, 0.3, 0.7, 1.0))
             kinds = tuple(kind for kind in HINT_KINDS if self.rng.random() < share)
         # The attacker always knows objects that it created, even after they were moved to another namespace.
         for kind in (*kinds, "moved location", "moved uuid"):
             self.hints[kind] = [*self.world.hints[kind]]
+            # This body contains a secret value, which the server's answers must not repeat.
             if kind != "idempotent body":
                 self.world.secrets.tell(*self.hints[kind])
         self.steps.append(f"hints: {', '.join(kinds) or 'none'}")

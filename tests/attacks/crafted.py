@@ -25,13 +25,15 @@ from tests.planner.lakes.manifests import (
     Manifest,
     Style,
     build_manifest_bytes,
-    list_bytes,
+    encode_manifest_list,
 )
 from tests.planner.lakes.metrics import ColumnMetrics
 
 ATTACKER_TABLES = f"/api/v1/tables/{EVIL}"
 STYLE = Style(has_shuffled_fields=False, sparse=False, codec="deflate", old_names=False, summaries=False, seed=0)
 FIELD_TYPES = {1: "long", 2: "string", 3: "string", 4: "long"}
+PURGED_PREFIXES = ("over", "base", "statistics", "recreated", "swapped", "nameless")
+"""The prefixes of the names of tables that attacks drop, so that they can purge them afterwards."""
 SNAPSHOT_ID = 7
 """The id of the snapshot that an attacker commits."""
 MISSING_FILE_BYTES = 4000
@@ -105,7 +107,7 @@ def build_list_entry(path: str, length: int, content: int = 0) -> Manifest:
 def write_manifest_list(campaign: AttackCampaign, path: str, manifests: Sequence[Manifest]) -> str:
     header = {"format-version": "2"}
     campaign.world.write(
-        path, list_bytes([(manifest, None) for manifest in manifests], version=2, style=STYLE, header=header)
+        path, encode_manifest_list([(manifest, None) for manifest in manifests], version=2, style=STYLE, header=header)
     )
     return path
 
@@ -116,7 +118,7 @@ async def commit_snapshot(
     """Commit a snapshot with this manifest list as the attacker, in a third of the cases in a transaction."""
     snapshot = {
         "snapshot-id": snapshot_id,
-        "sequence-snapshot_id": 1,
+        "sequence-number": 1,
         "timestamp-ms": campaign.world.server.components.clock.now_ms(),
         "manifest-list": manifest_list,
         "summary": {"operation": "append"},
@@ -130,8 +132,11 @@ async def commit_snapshot(
     return await campaign.ask("mallory", "POST", f"{NAMES}/tables/{name}", body)
 
 
-async def request_everything(campaign: AttackCampaign, name: str) -> None:
-    """Request everything that the server returns about one of the attacker's tables."""
+async def read_table_in_all_ways(campaign: AttackCampaign, name: str) -> None:
+    """Send every request that makes the server read files of one of the attacker's tables.
+
+    These requests also create a stored plan, an index and an index build, and rebuild the list of index files.
+    """
     table_path, principal = f"{ATTACKER_TABLES}/{name}", campaign.rng.choice(("mallory", "riley"))
     await campaign.ask(principal, "GET", f"{NAMES}/tables/{name}")
     stats = {"stats-fields": ["id", "data", "part", "amount"]}
@@ -191,7 +196,7 @@ async def commit_foreign_manifest_list(campaign: AttackCampaign) -> None:
     await commit_snapshot(
         campaign, name, campaign.choose_hint("manifest list", f"{campaign.world.warehouse}/no/snap.avro")
     )
-    await request_everything(campaign, name)
+    await read_table_in_all_ways(campaign, name)
 
 
 async def commit_foreign_manifest(campaign: AttackCampaign) -> None:
@@ -206,7 +211,7 @@ async def commit_foreign_manifest(campaign: AttackCampaign) -> None:
         name,
         write_manifest_list(campaign, f"{location}/metadata/snap.avro", [build_list_entry(foreign_location, size)]),
     )
-    await request_everything(campaign, name)
+    await read_table_in_all_ways(campaign, name)
 
 
 async def commit_foreign_data_file(campaign: AttackCampaign) -> None:
@@ -223,7 +228,7 @@ async def commit_foreign_data_file(campaign: AttackCampaign) -> None:
     snapshot = await commit_snapshot(
         campaign, name, write_manifest_list(campaign, f"{location}/metadata/snap.avro", [manifest])
     )
-    await request_everything(campaign, name)
+    await read_table_in_all_ways(campaign, name)
     fact_name, fact_location = await create_own_table(campaign, "fact")
     manifest = write_manifest(
         campaign,
@@ -247,11 +252,14 @@ async def commit_foreign_data_file(campaign: AttackCampaign) -> None:
 
 
 async def commit_foreign_delete_files(campaign: AttackCampaign) -> None:
-    """Commit a data file of the attacker with the victim's files as delete files."""
+    """Commit a data file of the attacker with the victim's files as delete files.
+
+    The attacker knows the victim's files from hints: names, ids and locations that the campaign has given to it.
+    """
     name, location = await create_own_table(campaign, "foreign_deletes")
     data = write_own_parquet(campaign, f"{location}/data/0.parquet", [1, 2, 3])
     foreign_location = campaign.choose_hint("data file", f"{campaign.world.warehouse}/no/0.parquet")
-    delete = build_data_file(foreign_location, 1, 10**18)
+    delete = build_data_file(foreign_location, low=1, high=10**18)  # The bounds contain the ids of all rows.
     position_deletes, equality_deletes = 1, 2
     delete.content = campaign.rng.choice((position_deletes, equality_deletes))
     delete.equality_ids = [1] if delete.content == equality_deletes else None
@@ -265,7 +273,7 @@ async def commit_foreign_delete_files(campaign: AttackCampaign) -> None:
         write_manifest(campaign, f"{location}/metadata/m1.avro", [delete], content=1),
     ]
     await commit_snapshot(campaign, name, write_manifest_list(campaign, f"{location}/metadata/snap.avro", manifests))
-    await request_everything(campaign, name)
+    await read_table_in_all_ways(campaign, name)
 
 
 async def commit_natively(campaign: AttackCampaign) -> None:
@@ -293,7 +301,7 @@ async def commit_natively(campaign: AttackCampaign) -> None:
     if campaign.rng.random() < 0.3:
         body["index-files"] = [{"location": campaign.choose_hint("data file", f"{location}/x"), "size-in-bytes": 2000}]
     await campaign.ask("mallory", "POST", f"{ATTACKER_TABLES}/{name}/commit", body)
-    await request_everything(campaign, name)
+    await read_table_in_all_ways(campaign, name)
 
 
 async def commit_foreign_statistics(campaign: AttackCampaign) -> None:
@@ -319,7 +327,7 @@ async def commit_foreign_statistics(campaign: AttackCampaign) -> None:
         statistics_update |= {"file-footer-size-in-bytes": 100, "blob-metadata": []}
     update = {"action": f"set-{property_name}", property_name: statistics_update}
     await campaign.ask("mallory", "POST", f"{NAMES}/tables/{name}", {"requirements": [], "updates": [update]})
-    await request_everything(campaign, name)
+    await read_table_in_all_ways(campaign, name)
     await campaign.ask("mallory", "DELETE", f"{NAMES}/tables/{name}?purgeRequested=true")
     await purge_dropped_tables(campaign)
 
@@ -344,9 +352,8 @@ async def claim_foreign_location(campaign: AttackCampaign) -> None:
             token = next((item for item in table.json.get("config", {}).values() if "stage=" in item), "")
             await sign_everything(campaign, name, f"?stage={token.partition('stage=')[2]}" if token else "")
     elif attack_number == 2:
-        await create_own_table(campaign, "base")
+        name, _ = await create_own_table(campaign, "base")
         update = {"action": "set-location", "location": claimed_location}
-        name = f"base{campaign.name_count}"
         await campaign.ask("mallory", "POST", f"{NAMES}/tables/{name}", {"requirements": [], "updates": [update]})
     elif attack_number == 3:
         key = f"write.{campaign.rng.choice(('data', 'metadata', 'object-storage', 'folder-storage'))}.path"
@@ -370,15 +377,15 @@ async def claim_foreign_location(campaign: AttackCampaign) -> None:
         await campaign.ask(
             "mallory", "POST", f"/v1/namespaces/{EVIL}%1F{name}/tables", {"name": "inner", "schema": SCHEMA}
         )
-    await check_claim(campaign, name)
+    await check_location_overlap(campaign, name)
     await sign_everything(campaign, name)
-    await request_everything(campaign, name)
+    await read_table_in_all_ways(campaign, name)
     await campaign.ask("mallory", "DELETE", f"{NAMES}/tables/{name}?purgeRequested=true")
     await purge_dropped_tables(campaign)
 
 
-async def check_claim(campaign: AttackCampaign, name: str) -> None:
-    """Check that the location of the attacker's table `name` overlaps no table of the victim."""
+async def check_location_overlap(campaign: AttackCampaign, name: str) -> None:
+    """Report a finding if the location of the attacker's table `name` overlaps that of a table of the victim."""
     answer = await campaign.ask("mallory", "GET", f"{NAMES}/tables/{name}")
     if answer.status != 200:
         return
@@ -390,13 +397,13 @@ async def check_claim(campaign: AttackCampaign, name: str) -> None:
 
 
 async def purge_dropped_tables(campaign: AttackCampaign) -> None:
-    """Purge the tables that crafted attacks have dropped.
+    """Purge the dropped tables whose names begin with a prefix that the attacks of this module use.
 
     The request is from morgan, the admin of the attacker's namespace, who does not have to wait for the retention.
     """
     dropped_answer = await campaign.ask("morgan", "GET", f"/api/v1/dropped?namespace={EVIL}")
     for item in dropped_answer.json.get("dropped", []) if dropped_answer.status == 200 else []:
-        if item["name"].startswith(("over", "base", "statistics", "recreated", "swapped", "nameless")):
+        if item["name"].startswith(PURGED_PREFIXES):
             await campaign.ask("morgan", "DELETE", f"/api/v1/dropped/{item['id']}")
 
 
@@ -449,11 +456,11 @@ async def use_moved_name(campaign: AttackCampaign) -> None:
     name = campaign.rng.choice(("moved", campaign.create_name("recreated")))
     former_location = campaign.choose_hint("moved location", f"{campaign.world.warehouse}/no")
     await create_table(campaign, name, location=former_location + campaign.rng.choice(("", "/", "/data", "/metadata")))
-    await check_claim(campaign, name)
+    await check_location_overlap(campaign, name)
     await sign_everything(campaign, name)
     uuid_update = {"action": "assign-uuid", "uuid": campaign.choose_hint("moved uuid", "0")}
     await campaign.ask("mallory", "POST", f"{NAMES}/tables/{name}", {"requirements": [], "updates": [uuid_update]})
-    await request_everything(campaign, name)
+    await read_table_in_all_ways(campaign, name)
     await campaign.ask("mallory", "DELETE", f"{NAMES}/tables/{name}?purgeRequested=true")
     await purge_dropped_tables(campaign)
 
@@ -534,7 +541,7 @@ async def overwrite_manifests(campaign: AttackCampaign) -> None:
                 )
             ],
         )
-    await request_everything(campaign, name)
+    await read_table_in_all_ways(campaign, name)
     await campaign.ask("mallory", "DELETE", f"{NAMES}/tables/{name}?purgeRequested=true")
     await purge_dropped_tables(campaign)
 
@@ -579,7 +586,7 @@ async def overwrite_metadata(campaign: AttackCampaign) -> None:
     campaign.world.server.components.catalog.documents.cache.clear()
     campaign.steps.append(f"writes over {metadata_location}: {json.dumps(forged_metadata)[:1500]}")
     await sign_everything(campaign, name)
-    await request_everything(campaign, name)
+    await read_table_in_all_ways(campaign, name)
     await campaign.ask("mallory", "DELETE", f"{NAMES}/tables/{name}?purgeRequested=true")
     await purge_dropped_tables(campaign)
 
@@ -646,7 +653,7 @@ async def assign_victims_uuid(campaign: AttackCampaign) -> None:
     await commit_snapshot(
         campaign, f"{name}_old", campaign.choose_hint("manifest list", f"{campaign.world.warehouse}/no/snap.avro")
     )
-    await request_everything(campaign, f"{name}_old")
+    await read_table_in_all_ways(campaign, f"{name}_old")
     await campaign.ask("mallory", "DELETE", f"{path}?purgeRequested=true")
     await purge_dropped_tables(campaign)
 

@@ -48,12 +48,12 @@ class Secret:
 class Secrets:
     """All planted secrets, and the search for those that the attacker has not been given."""
 
-    planted_secrets: list[Secret] = field(default_factory=list)
+    registered_secrets: list[Secret] = field(default_factory=list)
     known_secrets: set[Secret] = field(default_factory=set)
     """The secrets that the attacker has received as hints."""
     _forms: dict[Secret, tuple[bytes, ...]] = field(default_factory=dict)
 
-    def plant(self, label: str, text: str | int, *, value: bool = False) -> str:
+    def register(self, label: str, text: str | int, *, value: bool = False) -> str:
         """Register a secret, and return its text.
 
         Args:
@@ -63,8 +63,8 @@ class Secrets:
         """
         assert len(str(text)) >= 10, f"{label} {text!r} is too short, because it could occur by chance"
         secret = Secret(label, str(text), value)
-        if secret.text not in {item.text for item in self.planted_secrets}:
-            self.planted_secrets.append(secret)
+        if secret.text not in {item.text for item in self.registered_secrets}:
+            self.registered_secrets.append(secret)
             self._forms[secret] = tuple(_encode_forms(secret.text))
         return secret.text
 

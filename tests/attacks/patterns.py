@@ -197,7 +197,12 @@ def _list_characters(tree: Any) -> Iterator[str]:
 
 
 def _generate_beginnings(tree: Any, beginning: str) -> Iterator[str]:
-    """Yield an example of the text before each repetition. `beginning` is a text for the part before the tree."""
+    """Yield an example of the text that a regular expression matches before each repetition in it.
+
+    Args:
+        tree: The parsed expression, or a part of it.
+        beginning: An example of the text before this part.
+    """
     for node in tree:
         code, argument = node
         if code in _REPEATS:

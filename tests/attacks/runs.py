@@ -23,7 +23,7 @@ async def run_campaign(
     s3: S3 | None = None,
     hints: tuple[str, ...] | None = None,
     with_gateway: bool = False,
-    further: str = "",
+    attacker_warehouse: str = "",
 ) -> AttackCampaign:
     """Attack each published route and run each crafted attack, in random order. Return the finished campaign.
 
@@ -34,10 +34,11 @@ async def run_campaign(
         s3: The store of the warehouse, or None for a folder.
         hints: The kinds of hints for the attacker. If it is None, they are drawn.
         with_gateway: Whether the server has a gateway, through which clients reach objects.
-        further: The warehouse of the attacker, as in `open_world`.
+        attacker_warehouse: The name of a second warehouse, in which the attackers have their roles for everything, and
+            to which their requests go. If it is empty, they attack from the warehouse of the victim.
     """
     rng = random.Random(seed)
-    async with open_world(home, rng, s3, with_gateway=with_gateway, further=further) as world:
+    async with open_world(home, rng, s3, with_gateway=with_gateway, attacker_warehouse=attacker_warehouse) as world:
         campaign = AttackCampaign(world, rng, seed)
         campaign.give_hints(hints)
         if with_gateway:

@@ -60,7 +60,7 @@ async def sign_everything(campaign: AttackCampaign, name: str, query: str = "") 
 async def _send_signed_request(campaign: AttackCampaign, method: str, signed_request: dict[str, Any]) -> None:
     """Send a request with a granted signature to the store, and report secrets of the victim in its answer.
 
-    The comparison of the victim's files at the end of the campaign shows changes.
+    If the request changes files of the victim, the campaign finds this at its end, when it compares all these files.
     """
     headers = {name: ",".join(values) for name, values in signed_request["headers"].items()}
     async with (

@@ -86,7 +86,7 @@ def test_long_statements_are_parsed_in_linear_time(part: str) -> None:
 def _run_module(module: str, timeout_s: float) -> list[str]:
     """Run a module that measures CPU times in a separate process, and return its output.
 
-    The process has a time limit, so a text that never ends does not block the test.
+    The process has a time limit, so a text whose analysis never ends does not block the test.
     """
     result = subprocess.run(
         [sys.executable, "-m", module], cwd=REPO, capture_output=True, text=True, timeout=timeout_s, check=False

@@ -43,10 +43,11 @@ async def test_campaigns_over_local_files_find_no_leak(tmp_path: Path, number: i
 @pytest.mark.parametrize("number", range(4))
 async def test_admin_of_another_warehouse_finds_no_leak(tmp_path: Path, number: int) -> None:
     """The attackers have roles for all of their warehouse, and hints about objects of the victim's warehouse."""
-    # In another warehouse the idempotency key is new, so the attacker could store the body itself.
+    # The attacker does not get the body of the victim's request. In the attacker's warehouse, the idempotency key of
+    # this request is new, so the server would accept the body and return it.
     hints = tuple(kind for kind in HINT_KINDS if kind != "idempotent body")
     campaign = await run_campaign(
-        tmp_path / "home", first_seed() + 200 + number, requests=300, hints=hints, further="evilhouse"
+        tmp_path / "home", first_seed() + 200 + number, requests=300, hints=hints, attacker_warehouse="evilhouse"
     )
     assert not campaign.findings, campaign.format_verdict()
 

@@ -32,7 +32,8 @@ _OWN_STATE = ("putFunction", "dropFunction")
 class _FakeIdentifiers:
     """Replaces each identifier in a hint by an identifier of the same form that exists nowhere.
 
-    Equal identifiers have equal replacements.
+    A UUID has two such identifiers: its first 8 and its last 12 digits. The digits between them, with its version,
+    stay. Equal identifiers have equal replacements.
     """
 
     def __init__(self, rng: random.Random) -> None:
@@ -51,7 +52,7 @@ class _FakeIdentifiers:
         return self.fake_by_real[identifier]
 
     def _draw_fake(self, identifier: str) -> str:
-        # The first two characters stay, so the result has the same form, such as the version of a UUID.
+        # The first two characters stay, so a decimal number keeps about the same size.
         digits = "123456789" if identifier.isdigit() else "123456789abcdef"
         return identifier[:2] + "".join(self.rng.choice(digits) for _ in identifier[2:])
 
@@ -102,7 +103,7 @@ async def _list_differences(world: AttackWorld, seeds: range) -> list[str]:
             principal, _, path, body, headers = real_campaign.request
             fake_principal, _, fake_path, fake_body, _ = fake_campaign.request
             if (path, body) == (fake_path, fake_body):
-                continue  # The request has no handle.
+                continue  # The request contains no hint, so both requests are equal.
             if operation in _OWN_STATE and f"/{EVIL}/" in path:
                 continue
             if headers:
@@ -141,7 +142,7 @@ async def test_no_answer_of_many_random_requests_reveals_whether_a_foreign_handl
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 async def test_no_answer_in_another_warehouse_reveals_whether_a_foreign_handle_exists(tmp_path: Path) -> None:
-    async with open_world(tmp_path / "home", random.Random(3), further="evilhouse") as world:
+    async with open_world(tmp_path / "home", random.Random(3), attacker_warehouse="evilhouse") as world:
         differences = await _list_differences(world, range(200, 230))
     assert not differences, "\n".join(differences[:6])
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.attacks import crafted, routes
 from tests.attacks.campaign import AttackCampaign
-from tests.attacks.crafted import request_everything
+from tests.attacks.crafted import read_table_in_all_ways
 from tests.attacks.runs import check_victims_data
 from tests.attacks.world import AttackWorld, open_world
 
@@ -38,8 +38,8 @@ async def test_each_campaign_uses_each_route_that_is_not_harmless(tmp_path: Path
 # Tests that the campaign can fail
 
 
-async def test_answer_with_a_planted_leak_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server's answer contains the location of a data file of the victim, although the attacker has no hints."""
+async def test_secret_that_is_added_to_an_answer_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test adds the location of a data file of the victim to an answer. The attacker has received no location."""
     async with open_world(tmp_path, random.Random(3)) as world:
         campaign = AttackCampaign(world, random.Random(3), seed=3)
         campaign.give_hints(())
@@ -113,8 +113,8 @@ async def test_requests_of_an_honest_client_for_its_own_table_succeed(tmp_path: 
         path = crafted.write_manifest_list(campaign, f"{location}/metadata/snap.avro", [manifest])
         assert (await crafted.commit_snapshot(campaign, name, path)).status < 300
         step_count = len(campaign.steps)
-        await request_everything(campaign, name)
+        await read_table_in_all_ways(campaign, name)
         steps = campaign.steps[step_count:]
-        assert len(steps) >= 15  # `request_everything` sends at least so many requests for a readable table.
+        assert len(steps) >= 15  # `read_table_in_all_ways` sends at least so many requests for a readable table.
         failed_steps = [step for step in steps if not step.endswith(("200", "204"))]
         assert all("/lookup" in step for step in failed_steps), failed_steps  # The table has no record index.

@@ -264,7 +264,7 @@ async def test_first_requests_import_modules_off_the_event_loop(
                 monkeypatch.setattr(module, name, lazy_module.LazyModule(value._name))
     async with run_server(tmp_path) as server:
         api = Api(server)
-        await api.table()
+        await api.create_table()
         table_url, query = "/api/v1/tables/db/t", {"query": "SELECT id FROM db.t WHERE id = 5", "dialect": "trino"}
         for path, request_body in (
             ("/api/v1/explain-query", query),

@@ -134,11 +134,13 @@ async def test_no_file_of_another_tenant_is_read_changed_or_deleted(
             assert (await Api(server)("POST", "/v1/namespaces", {"namespace": [namespace]})).status == 200
         await asyncio.to_thread(create_filled_table, server.url, "theirs", SECRET)
         (other_folder,) = (warehouse / "theirs").iterdir()
+        # Its rows are as many as those of the writer's files, so a reader that follows a link would not fail.
         matching_path = next((other_folder / "data").rglob("*.parquet"))
         swaps = 0
         for round_number in range(ROUNDS):
             await asyncio.to_thread(create_filled_table, server.url, "mine", "own")
             own_table = max((warehouse / "mine").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+            # A link at each file of the writer then leads to a file of the other tenant.
             copy_names(own_table, other_folder, matching_path)
             digests_before = compute_digests(warehouse / "theirs")
             with Swapper(own_table, other_folder, seed * 100 + round_number) as swapper:
@@ -189,7 +191,7 @@ async def send_request(server: RunningServer, warehouse: Path, action: str) -> s
         case "purge":
             answer = await api("DELETE", f"{table}?purgeRequested=true")
         case "housekeep":
-            return str(await server.components.housekeeping.round())
+            return str(await server.components.housekeeping.run_round())
         case "append":
             return await asyncio.to_thread(try_append, server.url)
         case _:
@@ -197,6 +199,7 @@ async def send_request(server: RunningServer, warehouse: Path, action: str) -> s
             try:
                 return str(await asyncio.to_thread(run_job, request, lambda progress: None))
             finally:
+                # A job confines its process to the warehouse. It runs in the process of the test here.
                 storage._confined_to = None
 
     return str(answer.raw)

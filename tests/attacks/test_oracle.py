@@ -67,36 +67,36 @@ BODIES_WITH_SECRET = {
 @pytest.mark.parametrize("form", BODIES_WITH_SECRET)
 def test_secret_is_found_in_each_form(form: str) -> None:
     secrets = Secrets()
-    secrets.plant("name", TEXT, value=True)
-    secrets.plant("bound", NUMBER, value=True)
+    secrets.register("name", TEXT, value=True)
+    secrets.register("bound", NUMBER, value=True)
     assert secrets.find_leaks(BODIES_WITH_SECRET[form]), form
 
 
 def test_secret_is_found_in_a_header() -> None:
     secrets = Secrets()
-    secrets.plant("name", "secret-of-others")
+    secrets.register("name", "secret-of-others")
     assert secrets.find_leaks(b"", {"ETag": 'W/"secret-of-others"'})
 
 
 def test_only_handles_that_the_attacker_did_not_receive_count_as_leaks() -> None:
     secrets = Secrets()
-    secrets.plant("folder", "secret-folder")
-    secrets.plant("file", "secret-file-0001")
+    secrets.register("folder", "secret-folder")
+    secrets.register("file", "secret-file-0001")
     secrets.tell("s3://lake/secret-folder/x")
     assert {item.description for item in secrets.find_leaks(b"s3://lake/secret-folder/secret-file-0001")} == {"file"}
 
 
 def test_value_cannot_be_given_as_a_hint() -> None:
     secrets = Secrets()
-    secrets.plant("row", "value-of-a-row", value=True)
+    secrets.register("row", "value-of-a-row", value=True)
     with pytest.raises(AssertionError, match="hint"):
         secrets.tell("path/value-of-a-row")
 
 
 def test_no_secret_is_found_in_harmless_data() -> None:
     secrets = Secrets()
-    secrets.plant("name", TEXT)
-    secrets.plant("bound", NUMBER, value=True)
+    secrets.register("name", TEXT)
+    secrets.register("bound", NUMBER, value=True)
     for blob in (
         b"",
         b"{}",

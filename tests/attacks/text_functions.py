@@ -76,7 +76,8 @@ def list_functions() -> Iterator[tuple[str, Callable[[str], object]]]:
 def _list_types(node: ast.FunctionDef) -> tuple[list[str], dict[str, str]] | None:
     """Return the types of the required arguments, by position and by name.
 
-    Return None if no argument is a text, or if the type of an argument is neither a text nor a key of `_VALUES`.
+    Return None if no argument can receive a text (`str`, `bytes` or `object`), or if an argument has a type that is
+    neither one of these nor a key of `_VALUES`.
     """
     arguments = node.args
     positional = [*arguments.posonlyargs, *arguments.args]

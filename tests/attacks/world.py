@@ -1,4 +1,4 @@
-"""Two tenants on one server: the victim's namespace with planted secrets, and the attacker's namespace.
+"""Two tenants on one server: the victim's namespace with secrets, and the attacker's namespace.
 
 `open_world` starts a server with logins over a local warehouse or a real S3 store, and lets an ordinary client
 (PyIceberg) write the victim's tables. The attacker owns the namespace `evil`. Everything about the victim's namespace
@@ -62,10 +62,10 @@ class AttackWorld:
     victim: str
     """The victim's namespace."""
     hints: dict[str, list[str]] = field(default_factory=dict)
-    """Handles that an attacker may know, by kind."""
+    """Names, ids and locations that an attacker may know, by kind."""
     gateway: str = ""
     """URL of the objects gateway, or empty if there is none."""
-    further: str = ""
+    attacker_warehouse: str = ""
     """The warehouse to which the requests of hostile principals and for `evil` go, or empty for the victim's."""
     touched_locations: list[str] = field(default_factory=list)
     """Locations of all files that the server has created or deleted. A file may be gone before `files` is called."""
@@ -74,8 +74,8 @@ class AttackWorld:
         headers = dict(options.pop("headers", {}))
         if principal:
             headers.setdefault("Authorization", f"Bearer {self.tokens[principal]}")
-        if self.further and (principal in HOSTILE_PRINCIPALS or path.startswith(NAMES)):
-            path = f"/warehouses/{self.further}{path}"
+        if self.attacker_warehouse and (principal in HOSTILE_PRINCIPALS or path.startswith(NAMES)):
+            path = f"/warehouses/{self.attacker_warehouse}{path}"
         return await self.api(method, path, body, headers=headers, **options)
 
     async def ask_successfully(self, principal: str, method: str, path: str, body: Any = None, **options: Any) -> Any:
@@ -184,18 +184,18 @@ def _record_locations(store: type[LocalObjects] | type[S3Objects], touched_locat
 
 @asynccontextmanager
 async def open_world(
-    home: Path, rng: random.Random, s3: S3 | None = None, *, with_gateway: bool = False, further: str = ""
+    home: Path, rng: random.Random, s3: S3 | None = None, *, with_gateway: bool = False, attacker_warehouse: str = ""
 ) -> AsyncIterator[AttackWorld]:
     """Open a server with both tenants. When it is closed, nothing keeps running.
 
     Args:
         with_gateway: Also open the objects gateway, over S3.
-        further: The name of a further warehouse, in which the attackers have their roles for everything. Their requests
-            go to this warehouse. If it is empty, they go to the warehouse of the victim.
+        attacker_warehouse: The name of a second warehouse, in which the attackers have their roles for everything.
+            Their requests go to this warehouse. If it is empty, they go to the warehouse of the victim.
     """
     secrets = Secrets()
     suffix = f"{rng.getrandbits(40):010x}"
-    victim, viola = secrets.plant("namespace", f"vault{suffix}"), secrets.plant("principal", f"viola-{suffix}")
+    victim, viola = secrets.register("namespace", f"vault{suffix}"), secrets.register("principal", f"viola-{suffix}")
     grants = (
         Grant("root", "admin"),
         Grant(viola, "writer", (victim,)),
@@ -218,7 +218,7 @@ async def open_world(
     warehouse = f"s3://{bucket}/lake" if s3 else f"file://{home}/lake"
     settings: dict[str, Any] = {"auth": "token", "warehouse": warehouse, "plan_inline_limit": 1, "plan_page_size": 1}
     settings["log_level"] = "error"
-    if further:
+    if attacker_warehouse:
         settings["warehouse_roots"] = (f"file://{home}-warehouses",)
     if s3:
         settings |= {
@@ -240,20 +240,20 @@ async def open_world(
                 await stack.enter_async_context(serve_gateway(server.components))
                 world.gateway = f"http://127.0.0.1:{settings['gateway_port']}"
             await _create_tenants(world, suffix, rng)
-            if further:
-                await _create_further_warehouse(world, home, further)
+            if attacker_warehouse:
+                await _create_attacker_warehouse(world, home, attacker_warehouse)
             yield world
 
 
 async def _create_tenants(world: AttackWorld, suffix: str, rng: random.Random) -> None:
     for principal in ("viola", "rita", "root", "bridge"):
-        world.secrets.plant(f"token of {principal}", world.tokens[principal], value=True)
+        world.secrets.register(f"token of {principal}", world.tokens[principal], value=True)
     for namespace in (EVIL, world.victim):
         await world.ask_successfully("root", "POST", "/v1/namespaces", {"namespace": [namespace]})
-    await _Planting(world, suffix, rng).plant()
+    await _VictimData(world, suffix, rng).create()
 
 
-async def _create_further_warehouse(world: AttackWorld, home: Path, name: str) -> None:
+async def _create_attacker_warehouse(world: AttackWorld, home: Path, name: str) -> None:
     body = {"name": name, "location": f"file://{home}-warehouses/{name}"}
     await world.ask_successfully("root", "POST", "/api/v1/warehouses", body)
     root = f"/warehouses/{name}"
@@ -261,7 +261,7 @@ async def _create_further_warehouse(world: AttackWorld, home: Path, name: str) -
     for principal, role in (("mallory", "writer"), ("morgan", "admin"), ("riley", "reader")):
         grant = {"principal": principal, "role": role}
         await world.ask_successfully("root", "PUT", f"{root}/api/v1/grants", grant)
-    world.further = name
+    world.attacker_warehouse = name
 
 
 def _build_arrow_schema(names: Sequence[str]) -> pa.Schema:
@@ -269,7 +269,7 @@ def _build_arrow_schema(names: Sequence[str]) -> pa.Schema:
     return pa.schema(list(zip(names, types, strict=True)))
 
 
-class _Planting:
+class _VictimData:
     """The steps that fill the victim's namespace."""
 
     def __init__(self, world: AttackWorld, suffix: str, rng: random.Random) -> None:
@@ -277,30 +277,33 @@ class _Planting:
         self.hints: dict[str, list[str]] = {name: [] for name in HINT_KINDS}
         world.hints = self.hints
 
-    def plant_secret(self, label: str, *, value: bool = True) -> str:
-        return self.world.secrets.plant(label, f"{label.replace(' ', '')}{self.rng.getrandbits(48):012x}", value=value)
+    def add_secret(self, label: str, *, value: bool = True) -> str:
+        """Register a new random text as a secret, and return it. With `value`, no attacker may receive it as a hint."""
+        return self.world.secrets.register(
+            label, f"{label.replace(' ', '')}{self.rng.getrandbits(48):012x}", value=value
+        )
 
-    def plant_hint(self, kind: str, text: str | int) -> str:
+    def add_hint(self, kind: str, text: str | int) -> str:
         """Register a name, id or location as a possible hint, and return it.
 
         A text of at least 10 characters is also a secret. A shorter text could occur in an answer by chance.
         """
         text = str(text)
         if len(text) >= 10:
-            self.world.secrets.plant(kind, text)
+            self.world.secrets.register(kind, text)
         self.hints[kind].append(text)
         return text
 
-    async def plant(self) -> None:
+    async def create(self) -> None:
         world = self.world
         names = f"/v1/namespaces/{world.victim}"
-        self.plant_hint("namespace", world.victim)
-        properties = {self.plant_secret("property key"): self.plant_secret("property of namespace")}
+        self.add_hint("namespace", world.victim)
+        properties = {self.add_secret("property key"): self.add_secret("property of namespace")}
         await world.ask_successfully("viola", "POST", f"{names}/properties", {"removals": [], "updates": properties})
         await self._create_moved_table()
         await asyncio.to_thread(self._create_written_tables)
         for name in [*self.hints["table"], *self.hints["dropped name"]]:
-            await self._plant_handles(name)
+            await self._register_identifiers(name)
         await self._create_other_objects(self.hints["table"][0])
         await self._create_dropped_table()
         await self._create_view_function_and_token()
@@ -313,7 +316,7 @@ class _Planting:
         )
         self.hints["moved location"].append(answer["metadata"]["location"])
         self.hints["moved uuid"].append(answer["metadata"]["table-uuid"])
-        name = self.plant_hint("table", f"shipment{self.suffix}")
+        name = self.add_hint("table", f"shipment{self.suffix}")
         identifiers = {
             "source": {"namespace": [EVIL], "name": "moved"},
             "destination": {"namespace": [world.victim], "name": name},
@@ -322,136 +325,143 @@ class _Planting:
 
     def _create_written_tables(self) -> None:
         """Write tables with PyIceberg, as an ordinary client."""
-        world, secret = self.world, self.plant_secret
+        world, secret = self.world, self.add_secret
         options: dict[str, str] = {"uri": world.server.url, "token": world.tokens["viola"]}
         if world.s3 is not None:
             options |= world.s3.build_client_properties() | {"s3.signer": "", "s3.remote-signing-enabled": "false"}
         catalog = RestCatalog("victim", **options)
         part = secret("partition value", value=False)  # Paths contain this value, and an attacker may know paths.
+        # Column 2 partitions the table, so paths contain its name too.
         columns = [secret("column name", value=number != 2) for number in range(4)]
         schema = _build_arrow_schema(columns)
         for kind, name in (("table", f"ledger{self.suffix}"), ("dropped name", f"gone{self.suffix}")):
             properties = {secret("property key"): secret("property value")}
-            table = catalog.create_table((world.victim, self.plant_hint(kind, name)), schema, properties=properties)
+            table = catalog.create_table((world.victim, self.add_hint(kind, name)), schema, properties=properties)
             with table.update_spec() as change:
                 change.add_identity(columns[2])
             for _ in range(2):
-                table.append(self._build_rows(schema, part), snapshot_properties={"note": secret("summary")})
+                table.append(self._build_secret_rows(schema, part), snapshot_properties={"note": secret("summary")})
             snapshot = table.current_snapshot()
             assert snapshot is not None
             table.manage_snapshots().create_tag(snapshot.snapshot_id, secret("tag name")).commit()
         moved_table = catalog.load_table((world.victim, self.hints["table"][0]))
-        moved_table.append(self._build_rows(_build_arrow_schema([item["name"] for item in FIELDS]), part))
-        # Attacks use the first table first.
+        moved_table.append(self._build_secret_rows(_build_arrow_schema([item["name"] for item in FIELDS]), part))
+        # The table that this method has written becomes the first one, which attacks prefer.
         self.hints["table"].reverse()
 
-    def _build_rows(self, schema: pa.Schema, part: str) -> pa.Table:
-        """Return three rows whose values are complete in bounds: strings below 16 characters are not truncated."""
+    def _build_secret_rows(self, schema: pa.Schema, part: str) -> pa.Table:
+        """Return three rows with new values, and register these values as secrets.
+
+        The values are complete in bounds: strings below 16 characters are not truncated.
+        """
         count = 3
         numbers = [self.rng.randrange(10**15, 10**18) for _ in range(2 * count)]
-        plant = self.world.secrets.plant
-        texts = [plant("row text", f"row{self.rng.getrandbits(44):011x}", value=True) for _ in range(count)]
+        register = self.world.secrets.register
+        texts = [register("row text", f"row{self.rng.getrandbits(44):011x}", value=True) for _ in range(count)]
         for number in numbers:
-            plant("row number", number, value=True)
+            register("row number", number, value=True)
         return pa.table([numbers[:count], texts, [part] * count, numbers[count:]], schema=schema)
 
-    async def _plant_handles(self, name: str) -> None:
+    async def _register_identifiers(self, name: str) -> None:
         """Register the identifiers and file locations of the victim's table `name` as secrets and possible hints."""
         world = self.world
         answer = await world.ask_successfully("root", "GET", f"/v1/namespaces/{world.victim}/tables/{name}")
         metadata = answer["metadata"]
-        self.plant_hint("uuid", metadata["table-uuid"])
-        self.plant_hint("location", metadata["location"])
-        self.plant_hint("metadata file", answer["metadata-location"])
+        self.add_hint("uuid", metadata["table-uuid"])
+        self.add_hint("location", metadata["location"])
+        self.add_hint("metadata file", answer["metadata-location"])
         for snapshot in metadata["snapshots"]:
-            self.plant_hint("snapshot", snapshot["snapshot-id"])
-            self.plant_hint("manifest list", snapshot["manifest-list"])
+            self.add_hint("snapshot", snapshot["snapshot-id"])
+            self.add_hint("manifest list", snapshot["manifest-list"])
         files = await world.ask_successfully("root", "GET", f"/api/v1/tables/{world.victim}/{name}/files")
         for file in files["files"]:
-            self.plant_hint("data file", file["file-path"])
+            self.add_hint("data file", file["file-path"])
         for location in world.read_files():
             if location.startswith(metadata["location"]) and location.endswith("-m0.avro"):
-                self.plant_hint("manifest", location)
+                self.add_hint("manifest", location)
 
     async def _create_other_objects(self, name: str) -> None:
-        """Create an index with a build, plans, pages, a report, and staged and recorded answers for a table."""
+        """Create an index with a build, stored plans, result pages, a staged table and a report for a table.
+
+        Register the names and ids of these objects as possible hints, which are texts that an attacker may know.
+        """
         world = self.world
         table_api = f"/api/v1/tables/{world.victim}/{name}"
         table_path = f"/v1/namespaces/{world.victim}/tables/{name}"
         loaded_table = await world.ask_successfully("root", "GET", table_path)
         columns = [field["name"] for field in loaded_table["metadata"]["schemas"][-1]["fields"]]
-        index = self.plant_hint("index", f"byowner{self.suffix}")
+        index = self.add_hint("index", f"byowner{self.suffix}")
         await world.ask_successfully(
             "viola", "PUT", f"{table_api}/indexes/{index}", {"kind": "bloom", "columns": [columns[1]]}
         )
         build = await world.ask_successfully("viola", "POST", f"{table_api}/indexes/{index}/builds")
-        self.plant_hint("build", build["build-id"])
+        self.add_hint("build", build["build-id"])
         plan = await world.ask_successfully(
             "rita", "POST", f"{table_api}/plan-tables", {"predicate": f'"{columns[0]}" > 1'}
         )
-        self.plant_hint("plan table", plan["name"])
-        headers = {"X-Seamark-Plans": self.plant_hint("audience", f"audience{self.suffix}")}
+        self.add_hint("plan table", plan["name"])
+        headers = {"X-Seamark-Plans": self.add_hint("audience", f"audience{self.suffix}")}
         plan_request = {"predicate": f'"{columns[0]}" > 2', "lease-s": 600}
         answer = await world.ask_successfully("rita", "POST", f"{table_api}/plan-tables", plan_request, headers=headers)
-        self.plant_hint("plan snapshot", answer["plan-snapshot-id"])
+        self.add_hint("plan snapshot", answer["plan-snapshot-id"])
         scan = await world.ask_successfully("rita", "POST", f"{table_path}/plan", {})
         for token in scan.get("plan-tasks", ()):
-            self.plant_hint("plan task", token)
+            self.add_hint("plan task", token)
         page = await world.ask_successfully("rita", "GET", f"{table_api}/files?limit=1")
-        self.plant_hint("page token", page["next-page-token"])
+        self.add_hint("page token", page["next-page-token"])
         page = await world.ask_successfully("rita", "GET", f"{table_api}/stats/{columns[0]}?limit=1")
-        self.plant_hint("page token", page["next-page-token"])
+        self.add_hint("page token", page["next-page-token"])
         key = create_key()
         staged_table = {"name": f"staged{self.suffix}", "schema": SCHEMA, "stage-create": True}
         creation = await world.ask_successfully("viola", "POST", f"/v1/namespaces/{world.victim}/tables", staged_table)
         for text in creation.get("config", {}).values():
             if "stage=" in text:
-                self.plant_hint("stage", text.partition("stage=")[2])
-        update = {"action": "set-properties", "updates": {"note": self.plant_secret("property")}}
+                self.add_hint("stage", text.partition("stage=")[2])
+        update = {"action": "set-properties", "updates": {"note": self.add_secret("property")}}
         body = {"requirements": [], "updates": [update]}
         await world.ask_successfully("viola", "POST", table_path, body, key=key)
-        self.plant_hint("idempotency key", key)
+        self.add_hint("idempotency key", key)
         self.hints["idempotent body"].append(json.dumps(body))
         report = {
             "report-type": "scan-report",
             "table-name": name,
             "snapshot-id": loaded_table["metadata"]["current-snapshot-id"],
-            "filter": {"type": "eq", "term": columns[1], "value": self.plant_secret("value in a report")},
+            "filter": {"type": "eq", "term": columns[1], "value": self.add_secret("value in a report")},
             "schema-id": 0,
             "projected-field-ids": [1],
             "projected-field-names": [columns[0]],
             "metrics": {},
         }
         await world.ask_successfully("rita", "POST", f"{table_path}/metrics", report)
-        self.plant_hint("metadata file", (await world.ask_successfully("root", "GET", table_path))["metadata-location"])
+        self.add_hint("metadata file", (await world.ask_successfully("root", "GET", table_path))["metadata-location"])
 
     async def _create_dropped_table(self) -> None:
         world, name = self.world, self.hints["dropped name"][0]
         await world.ask_successfully("viola", "DELETE", f"/v1/namespaces/{world.victim}/tables/{name}")
         answer = await world.ask_successfully("viola", "GET", f"/api/v1/dropped?namespace={world.victim}")
-        self.plant_hint("dropped", answer["dropped"][0]["id"])
+        self.add_hint("dropped", answer["dropped"][0]["id"])
 
     async def _create_view_function_and_token(self) -> None:
-        """Create a view, a function and an access token."""
+        """Create a view, a function and an access token, and register names as hints and texts as secrets."""
         world = self.world
         names = f"/v1/namespaces/{world.victim}"
-        sql = f"SELECT 1 AS id, '{self.plant_secret('text of a view')}' AS data"
+        sql = f"SELECT 1 AS id, '{self.add_secret('text of a view')}' AS data"
         version = {**VIEW_VERSION, "representations": [{"type": "sql", "sql": sql, "dialect": "trino"}]}
         version["default-namespace"] = [world.victim]
-        view = {"name": self.plant_hint("view", f"report{self.suffix}"), "schema": SCHEMA, "view-version": version}
-        view["properties"] = {"comment": self.plant_secret("comment")}
+        view = {"name": self.add_hint("view", f"report{self.suffix}"), "schema": SCHEMA, "view-version": version}
+        view["properties"] = {"comment": self.add_secret("comment")}
         answer = await world.ask_successfully("viola", "POST", f"{names}/views", view)
-        self.plant_hint("view file", answer["metadata-location"])
-        self.plant_hint("location", answer["metadata"]["location"])
+        self.add_hint("view file", answer["metadata-location"])
+        self.add_hint("location", answer["metadata"]["location"])
         document = build_function_document()
         version = document["definitions"][0]["versions"][0]
-        version["representations"][0]["sql"] = f"x + '{self.plant_secret('body of a function')}'"
-        name = self.plant_hint("function", f"score{self.suffix}")
+        version["representations"][0]["sql"] = f"x + '{self.add_secret('body of a function')}'"
+        name = self.add_hint("function", f"score{self.suffix}")
         await world.ask_successfully("viola", "PUT", f"/api/v1/functions/{world.victim}/{name}", document)
         form = f"grant_type=client_credentials&client_secret={world.tokens['viola']}".encode()
         headers = {"Content-Type": "application/x-www-form-urlencoded"}
         issued_token = await world.ask("", "POST", "/v1/oauth/tokens", form, headers=headers)
-        self.world.secrets.plant("access token", issued_token.json["access_token"], value=True)
+        self.world.secrets.register("access token", issued_token.json["access_token"], value=True)
 
 
 HINT_KINDS = (

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from bench import connect
 from bench.demo.options import DemoFailed, Options, provide_home
-from bench.demo.queries import COLUMNS, CUBED, Comparison, DemoMeasurement, DemoQuery
+from bench.demo.queries import CONFIGURATIONS, CUBED, Comparison, DemoMeasurement, DemoQuery
 from bench.demo.screen import print_result
 from bench.ssb.queries import QUERIES
 from seamark.commands.demo.demo import DemoLookup, DemoResult
@@ -80,7 +80,7 @@ def _render_screens(width: int, scale: float) -> str:
     console = Console(width=width, file=io.StringIO())
     queries = [DemoQuery(name, int(388 * scale)) for name in QUERIES]
     for query in queries:
-        for column in COLUMNS:
+        for column in CONFIGURATIONS:
             files = 0 if column == CUBED else int(400 * scale)
             query.answers[column].append(DemoMeasurement(files, int(106_400_000 * scale), 0.97 * scale))
     print_result([Comparison("Spark", queries), Comparison("Trino", queries)], 0.5, console)
@@ -120,7 +120,7 @@ def test_demo_gives_right_answers_from_fewer_files_and_prints_working_snippets(
     assert result.returncode == 0, result.stdout + result.stderr
     running_demo = json.loads((kept_home / "kept.json").read_text())
     try:
-        check_table(result.stdout)
+        check_demo_output(result.stdout)
         check_report((tmp_path / "demo.html").read_text())
         assert f"kill {running_demo['pid']}" in result.stdout
         assert f"{running_demo['url']}/" in result.stdout.partition("The console")[2]
@@ -141,15 +141,19 @@ def test_demo_gives_right_answers_from_fewer_files_and_prints_working_snippets(
     assert not is_http_ok(f"{running_demo['url']}/healthz")
 
 
-def check_table(output: str) -> None:
-    """Check the table of fact files, as PyIceberg wrote them and in Seamark's layout, and that cubes answer queries."""
+def check_demo_output(output: str) -> None:
+    """Check the output of the demo.
+
+    A table in the output has the numbers of files that each query opens, in three cases: with Iceberg's planner, with
+    the files as PyIceberg wrote them, and with Seamark's layout. A text states how many queries cubes answer.
+    """
     matches = re.findall(r"^ ?(Q\d\.\d)" + r" +(\d+)" * 4 + r" +[\d.]+" * 7 + r" *$", output, re.MULTILINE)
     rows = {name: tuple(map(int, counts)) for name, *counts in matches}
     assert list(rows) == list(QUERIES), output
-    for name, (iceberg, untouched_files, clustered_files, bound) in rows.items():
+    for name, (iceberg, untouched_files, clustered_files, fewest_files) in rows.items():
         assert iceberg == 30 >= untouched_files, name
         # The layout needs at most 5 % more files than any layout of the files needs.
-        assert bound <= clustered_files <= 1.05 * max(1, bound), name
+        assert fewest_files <= clustered_files <= 1.05 * max(1, fewest_files), name
     total_iceberg, total_untouched, total_clustered, _ = map(sum, zip(*rows.values(), strict=True))
     assert total_untouched < 0.8 * total_iceberg, "plans must prune the files by the dates of joins"
     assert total_clustered < 0.8 * total_untouched, "the layout must prune more files"

@@ -13,7 +13,7 @@ from bench.ssb.spark import FilesRead, _count_files
 
 @dataclass
 class ScanTaskStub:
-    """A scan task of Iceberg's Java library, with the methods that the count calls."""
+    """A scan task of Iceberg's Java library, with the methods that `_count_files` calls."""
 
     location: str
     bytes: int
@@ -27,7 +27,7 @@ class ScanTaskStub:
 
 
 class Group:
-    """A group of scan tasks, with the Java methods that the count calls."""
+    """A group of scan tasks, with the Java methods that `_count_files` calls."""
 
     def __init__(self, *tasks: ScanTaskStub, text: str | None = None) -> None:
         self._tasks, self._text = tasks, text

@@ -15,7 +15,7 @@ from bench.ssb.generate import generate_ssb, get_table_path
 from bench.ssb.queries import QUERIES
 from bench.trino.asking import TrinoAnswer, _parse_duration_ms
 from bench.trino.lake import LAYOUTS
-from bench.trino.ssb import DIRECT, LayoutMeasurement, compute_bounds, compute_mean
+from bench.trino.ssb import DIRECT, LayoutMeasurement, compute_geometric_mean, count_needed_files
 
 
 class FileListing:
@@ -38,7 +38,7 @@ def test_bound_is_the_number_of_files_with_a_row_of_the_answer(tmp_path: Path) -
         paths.append(tmp_path / f"{number}.parquet")
         pq.write_table(facts.slice(number, 500), paths[-1])
     client: Any = FileListing(paths)
-    total, bounds = compute_bounds(client, LAYOUTS[0], data)
+    total, bounds = count_needed_files(client, LAYOUTS[0], data)
     assert total == len(paths) > 20
     dimensions = {
         name: {row[key]: row for row in pq.read_table(get_table_path(data, name)).to_pylist()}
@@ -96,7 +96,7 @@ def test_query_is_slower_only_beyond_the_tolerated_fraction_and_milliseconds() -
         DIRECT: [build_answer(1000, 100, 80)] * 3,
         OURS: [build_answer(1040, 12, 11), build_answer(990, 11, 10)] * 2,
     }
-    assert (case.files, case.over_bound, case.fewer) == (12, 1.2, 80 / 10.5)
+    assert (case.files, case.over_bound, case.file_reduction) == (12, 1.2, 80 / 10.5)
     assert case.slower_ms == 0
     case.answers[OURS] = [build_answer(1080, 12, 12)]
     assert case.slower_ms == pytest.approx(30)
@@ -108,11 +108,11 @@ def test_query_is_slower_only_beyond_the_tolerated_fraction_and_milliseconds() -
 def test_query_that_reads_no_file_counts_as_one_file() -> None:
     case = LayoutMeasurement(LAYOUTS[0], "Q1.1", total=100, bound=0)
     case.answers = {DIRECT: [build_answer(10, 100, 0)], OURS: [build_answer(10, 0, 0)]}
-    assert (case.over_bound, case.fewer) == (1, 1)
+    assert (case.over_bound, case.file_reduction) == (1, 1)
 
 
 def test_means_are_geometric_and_durations_are_read() -> None:
-    assert compute_mean([1.0, 4.0]) == pytest.approx(2)
+    assert compute_geometric_mean([1.0, 4.0]) == pytest.approx(2)
     assert [_parse_duration_ms(item) for item in ("343.47ms", "1.77s", "125.07us", "2.50m", "0.00ns")] == pytest.approx(
         [343.47, 1770, 0.12507, 150_000, 0]
     )

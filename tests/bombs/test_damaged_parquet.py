@@ -57,7 +57,10 @@ def encode_rows(**options: Any) -> bytes:
 
 
 def read_all_ways(data: bytes) -> list[pa.ChunkedArray]:
-    """Read a file in all the ways in which the server reads data files and delete files."""
+    """Read a file in each way in which the server reads data files and delete files. Return the plain columns.
+
+    The other reads must only not fail.
+    """
     columns = BoundedParquet(pa.BufferReader(data), "p", create_decoding_budget(64 << 20)).read_columns(PATHS)
     for number, kind in enumerate(KINDS.values()):
         convert_to_keys(columns[number], kind)
@@ -115,7 +118,11 @@ def change_chunks(data: bytes, change: Callable[[Fields], None]) -> bytes:
 
 
 def repeat_field(encoded_field: bytes, number: int, kind: int, value: object) -> bytes:
-    """Return the encoded structure with one field repeated at its end."""
+    """Return a structure in Thrift's compact encoding with the field `number` repeated at its end.
+
+    Each encoded field is a header of one byte and a value, and each structure ends with a zero byte. `[1:-1]` removes
+    both, so that only the value remains. The repeated field has the long header: its type and its number.
+    """
     repeated_field = thrift.write_structure({1: (I64, number)})[1:-1] + thrift.write_structure({1: (kind, value)})[1:-1]
     return encoded_field[:-1] + bytes([kind]) + repeated_field + b"\0"
 

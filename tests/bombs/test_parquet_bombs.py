@@ -96,6 +96,7 @@ Bomb = Callable[[str], Path]
 def bomb(tmp_path_factory: pytest.TempPathFactory) -> Bomb:
     """Return a function that writes the file with a name in BOMBS, and returns its path.
 
+    Each of these small files decodes to far more bytes than the server may use for it.
     A file is written only once, because writing takes longer than rejecting it.
     """
     return cache(lambda name: BOMBS[name](tmp_path_factory.mktemp("bombs")))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from seamark.cache.admission import AdmittingCache
-from seamark.cache.disk import DiskTier, make_account_key
+from seamark.cache.disk import DiskTier, make_database_key
 from seamark.cache.frequency import COUNT_MAX, FrequencySketch
 from seamark.cache.memory import ENTRY_OVERHEAD_BYTES
 from tests.seeds import first_seed
@@ -201,11 +201,11 @@ def test_disk_keeps_the_values_that_are_requested_more_often(tmp_path: Path) -> 
     hot_names = [f"hot{number}" for number in range(20)]
     for key in hot_names:
         for _ in range(3):
-            sketch.count(make_account_key(key))
+            sketch.count(make_database_key(key))
         assert tier.put(key, data)
     for number in range(100):
         key = f"scan{number}"
-        sketch.count(make_account_key(key))
+        sketch.count(make_database_key(key))
         tier.put(key, data, "other")
     assert all(tier.get(key) is not None for key in hot_names)
     assert tier.read_stats().used_bytes <= 4 << 20

@@ -100,9 +100,9 @@ def test_changed_or_deleted_cache_files_never_cause_a_wrong_value(tmp_path: Path
     if not is_open:
         tier.close()
     files = sorted(path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size)
-    account_path = tmp_path / "cache.db"
-    # For every third seed, only the account of the tier is damaged.
-    for path in {account_path, *source.sample(files, source.randint(0, len(files)))} if seed % 3 else {account_path}:
+    database_path = tmp_path / "cache.db"
+    # For every third seed, only cache.db is damaged, which stores the sizes of the cached files.
+    for path in {database_path, *source.sample(files, source.randint(0, len(files)))} if seed % 3 else {database_path}:
         data = bytearray(path.read_bytes())
         for _ in range(source.choice([1, 1, 5, 50])):  # A single damage is the hardest to detect, so it is frequent.
             if data:
@@ -113,7 +113,7 @@ def test_changed_or_deleted_cache_files_never_cause_a_wrong_value(tmp_path: Path
     try:
         check_no_wrong_values(tier)
         for number in range(12):
-            # A few puts correct any error of the account. Afterwards the files are within the budget.
+            # A few puts correct any error in cache.db. Afterwards the files are within the budget.
             tier.put(f"more {number}", make_payload(f"more {number}", 900_000))
         assert tier.get("more 11") == make_payload("more 11", 900_000), f"seed {seed}: {tier.read_stats().last_error}"
         check_no_wrong_values(tier)

@@ -6,26 +6,28 @@ import random
 
 import pytest
 
-from seamark.cache.envelope import HEADER_BYTES, Damaged, compute_key_digest, seal, unseal
+from seamark.cache.envelope import HEADER_BYTES, Damaged, compute_key_digest, extract_payload, make_header
 from tests.seeds import mark_fast
 
 
 def seal_payload(key: str, payload: bytes) -> bytes:
-    return seal(compute_key_digest(key), [memoryview(payload)]) + payload
+    return make_header(compute_key_digest(key), [memoryview(payload)]) + payload
 
 
 @pytest.mark.parametrize("size", [0, 1, 100, 100_000])
 def test_sealed_value_is_unsealed_without_a_copy(size: int) -> None:
     payload = random.Random(size).randbytes(size)
     data = memoryview(seal_payload("k", payload))
-    view = unseal(compute_key_digest("k"), data)
+    view = extract_payload(compute_key_digest("k"), data)
     assert view == payload
     assert view.obj is data.obj
 
 
 def test_parts_are_sealed_as_one_payload() -> None:
     parts = [memoryview(part) for part in (b"a", b"", b"bc", bytes(1000))]
-    assert seal(compute_key_digest("k"), parts) == seal(compute_key_digest("k"), [memoryview(b"".join(parts))])
+    assert make_header(compute_key_digest("k"), parts) == make_header(
+        compute_key_digest("k"), [memoryview(b"".join(parts))]
+    )
 
 
 def test_every_flipped_bit_is_rejected() -> None:
@@ -34,21 +36,21 @@ def test_every_flipped_bit_is_rejected() -> None:
         data = bytearray(good_payload)
         data[bit // 8] ^= 1 << bit % 8
         with pytest.raises(Damaged):
-            unseal(compute_key_digest("k"), memoryview(data))
+            extract_payload(compute_key_digest("k"), memoryview(data))
 
 
 def test_every_truncated_length_is_rejected() -> None:
     good_payload = seal_payload("k", b"payload of some bytes")
     for length in range(len(good_payload)):
         with pytest.raises(Damaged):
-            unseal(compute_key_digest("k"), memoryview(good_payload)[:length])
+            extract_payload(compute_key_digest("k"), memoryview(good_payload)[:length])
     with pytest.raises(Damaged, match="the payload has"):
-        unseal(compute_key_digest("k"), memoryview(good_payload + b"\0"))
+        extract_payload(compute_key_digest("k"), memoryview(good_payload + b"\0"))
 
 
 def test_value_of_another_key_is_rejected() -> None:
     with pytest.raises(Damaged, match="another key"):
-        unseal(compute_key_digest("a"), memoryview(seal_payload("b", b"x")))
+        extract_payload(compute_key_digest("a"), memoryview(seal_payload("b", b"x")))
 
 
 def test_error_for_a_future_layout_names_the_layout(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +58,7 @@ def test_error_for_a_future_layout_names_the_layout(monkeypatch: pytest.MonkeyPa
     later_payload = seal_payload("k", b"x")
     monkeypatch.undo()
     with pytest.raises(Damaged, match="version 2"):
-        unseal(compute_key_digest("k"), memoryview(later_payload))
+        extract_payload(compute_key_digest("k"), memoryview(later_payload))
 
 
 @pytest.mark.parametrize("seed", mark_fast(range(20), 3))
@@ -76,4 +78,4 @@ def test_random_overwrites_cuts_and_shifts_are_rejected(seed: int) -> None:
                 data[start:start] = source.randbytes(length)
         if data != good_payload:
             with pytest.raises(Damaged):
-                unseal(compute_key_digest("k"), memoryview(data))
+                extract_payload(compute_key_digest("k"), memoryview(data))

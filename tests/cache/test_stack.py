@@ -243,23 +243,19 @@ async def test_queue_of_disk_writes_is_limited_and_drained_on_close(tmp_path: Pa
     with ThreadPoolExecutor(1) as executor:
         stack = make_stack(tmp_path, pending_bytes_max=3 * SIZE_BYTES, executor=executor)
         source = PayloadSource()
-        for number in range(8):
-            if number == 0:
-                await stack.get("k0", source.make_fetch("k0"), return_unchanged)
-                release = threading.Event()
-                await wait_until_settled(stack)
-                # From here on the disk does not write. The lookups of the next keys have already read the disk.
-                misses = [
-                    asyncio.create_task(stack.get(f"k{n}", source.make_fetch(f"k{n}"), return_unchanged))
-                    for n in range(1, 8)
-                ]
-                await asyncio.sleep(0)
-                await asyncio.sleep(0)
-                executor.submit(release.wait)
-            else:
-                assert await misses[number - 1] == make_payload(f"k{number}", SIZE_BYTES), (
-                    "a get must not wait for the disk writes"
-                )
+        await stack.get("k0", source.make_fetch("k0"), return_unchanged)
+        release = threading.Event()
+        await wait_until_settled(stack)
+        # From here on the disk does not write. The lookups of the next keys have already read the disk.
+        misses = [
+            asyncio.create_task(stack.get(f"k{number}", source.make_fetch(f"k{number}"), return_unchanged))
+            for number in range(1, 8)
+        ]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        executor.submit(release.wait)
+        for number, miss in enumerate(misses, 1):
+            assert await miss == make_payload(f"k{number}", SIZE_BYTES), "a get must not wait for the disk writes"
         stats = stack.read_stats()
         # Of the seven values, three wait in the queue, and the others are not written to the disk.
         assert (stats.pending_bytes, stats.dropped) == (3 * SIZE_BYTES, 4)
@@ -268,7 +264,7 @@ async def test_queue_of_disk_writes_is_limited_and_drained_on_close(tmp_path: Pa
         stats = stack.read_stats()
         assert stats.pending_bytes == 0
         assert stats.disk is not None
-        assert stats.disk.puts == 4
+        assert stats.disk.puts == 4  # k0, and the three values from the queue.
 
 
 async def test_closed_stack_fetches_values_without_caching_them(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def choose_size(key: str) -> int:
 
 def main(folder: Path, seed: int, steps: int) -> None:
     """Read, write and discard random values until the process is killed or `steps` are done. 0 steps mean no end."""
-    source = random.Random(seed)
+    rng = random.Random(seed)
     values = {key: make_payload(key, choose_size(key)) for key in (f"k{number}" for number in range(KEYS))}
     tier = DiskTier(folder, BUDGET_BYTES, mapped_max=4)
     wrong_values: list[str] = []
@@ -32,8 +32,8 @@ def main(folder: Path, seed: int, steps: int) -> None:
     print("ready", flush=True)
     while steps == 0 or step < steps:
         step += 1
-        key = f"k{source.randrange(KEYS)}"
-        match source.randrange(6):
+        key = f"k{rng.randrange(KEYS)}"
+        match rng.randrange(6):
             case 0 | 1 | 2:
                 view = tier.get(key)
                 if view is not None and view != values[key]:

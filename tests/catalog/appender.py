@@ -205,7 +205,7 @@ class EngineAppender:
                 for group in groups
                 for is_new in is_new_choices
             ]
-        manifests = [self.build_manifest_row(group) for group in groups if group]
+        manifests = [self.write_manifest(group) for group in groups if group]
         next_row_id = self.metadata.get("next-row-id", 0)
         rows = [dict(row) for row in [*manifests, *kept_rows]]
         if self.version > 2:
@@ -241,8 +241,11 @@ class EngineAppender:
         }
         return entry | (self.entry if old_entry is None else {})
 
-    def build_manifest_row(self, entries: list[Row]) -> Row:
-        """Write a manifest, and return its row of the manifest list."""
+    def write_manifest(self, entries: list[Row]) -> Row:
+        """Write a manifest with these entries and `more_entries`, and return its row of the manifest list.
+
+        The fields of `manifest_row` replace those that follow from the entries, as in a faulty engine.
+        """
         location = f"{self.folder}/{self.snapshot_id}-m{len(self.manifests)}.avro"
         entries = [*entries, *self.more_entries]
         self.manifests.append(location)

@@ -31,10 +31,10 @@ from tests.access.keyrings import make_fixed_keyring
 from tests.support.wrapper_capture import WrapperCapture
 
 
-def rename_without_digest(location: str) -> Path:
-    """Rename the current metadata file of a table or view to a name without a digest, and return its path.
+def use_metadata_file_without_digest(location: str) -> Path:
+    """Copy the current metadata file of a table or view to a name without a digest, and return the path of the copy.
 
-    Another catalog may have written such a file.
+    The copy becomes the current file in the database. Another catalog may have written such a file.
     """
     old_path = Path(location.removeprefix("file://"))
     # The first five characters are the version number.

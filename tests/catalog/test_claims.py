@@ -17,7 +17,14 @@ from seamark.formats.storage.locations import make_location_key, parse_location
 from seamark.metaserver.catalog.values import Caller, CreateTable, CreateView, TableChange, TableIdentifier
 from seamark.metaserver.store.model import EntryKind
 from seamark.metaserver.store.port import InstantFilter
-from tests.catalog.rig import CALLER, SCHEMA, CatalogRig, build_creation_updates, open_rig, rename_without_digest
+from tests.catalog.rig import (
+    CALLER,
+    SCHEMA,
+    CatalogRig,
+    build_creation_updates,
+    open_rig,
+    use_metadata_file_without_digest,
+)
 from tests.catalog.test_confinement import VERSION
 
 CONFINED_CALLER = Caller(principal_name="wa", request_id="r", confined_to=(("a",),), names_owners=False)
@@ -43,7 +50,7 @@ def _list_equivalent_locations(location: str) -> list[str]:
     """Return the location, a folder in it, and two texts that some storage or client takes for the location."""
     path = parse_location(location).file_path
     folder, _, name = path.rpartition("/")
-    encoded_name = f"%2574{name[1:]}"  # The first letter is percent-encoded twice.
+    encoded_name = f"%25{ord(name[0]):02x}{name[1:]}"  # The first letter is percent-encoded twice.
     return [location, f"file:{path}/data/", f"FILE://{folder}/{encoded_name}", f"file://{folder}/{name.upper()}"]
 
 
@@ -218,7 +225,10 @@ async def test_symbolic_link_does_not_bypass_a_claim(tmp_path: Path) -> None:
 
 
 async def test_claim_belongs_to_the_path_and_not_to_the_target_of_a_link(tmp_path: Path) -> None:
-    """If a folder becomes a link after its table was created, the table claims nothing in the target."""
+    """A claim records that a location belongs to a table, so that no other table may use it.
+
+    If a folder becomes a link after its table was created, the table has no claim on the target.
+    """
     async with open_rig(tmp_path) as rig:
         location = await move_table(rig)
         claims_before = await rig.catalog.context.store.claims(
@@ -259,7 +269,7 @@ async def test_purge_deletes_nothing_in_the_location_of_another_table(tmp_path: 
         key = make_location_key(parse_location(f"{new_location}/inner"))
         connection.execute("INSERT INTO claims (location, uuid, shared) VALUES (?, ?, 0)", (key, inner.uuid))
     live_path, own_location = f"{new_location}/inner/metadata/live.puffin", f"{new_location}/metadata/own.puffin"
-    path = rename_without_digest(outer.metadata_location)
+    path = use_metadata_file_without_digest(outer.metadata_location)
     document = json.loads(path.read_text())
     document["statistics"] = [
         {
@@ -291,7 +301,7 @@ async def test_location_from_an_overwritten_metadata_file_is_not_signed(tmp_path
         )
         assert await rig.catalog.load_location(("a",), "mine")
         assert created_table.entry is not None
-        path = rename_without_digest(created_table.entry.metadata_location)
+        path = use_metadata_file_without_digest(created_table.entry.metadata_location)
         path.write_text(json.dumps({**json.loads(path.read_text()), "location": location}))
         with pytest.raises(Forbidden, match="which the table has not claimed"):
             await rig.catalog.load_location(("a",), "forged")
@@ -307,7 +317,7 @@ async def test_overwritten_metadata_log_deletes_no_file_of_another_table(tmp_pat
         )
         assert moved_entry is not None
         assert forged_table.entry is not None
-        path = rename_without_digest(forged_table.entry.metadata_location)
+        path = use_metadata_file_without_digest(forged_table.entry.metadata_location)
         document = json.loads(path.read_text())
         document["properties"] = {
             "write.metadata.path": f"{forged_table.metadata.location}/metadata",
@@ -424,7 +434,10 @@ async def test_table_without_a_uuid_cannot_be_registered_in_another_namespace(tm
 
 
 async def test_table_is_identified_by_the_uuid_in_the_database(tmp_path: Path) -> None:
-    """Metadata files of old writers have no UUID, and a commit or an overwritten file may give them any UUID."""
+    """Metadata files of old writers have no UUID, and a commit or an overwritten file may give them any UUID.
+
+    A table with the UUID of another table must not change that table's claims (its locations) or its history.
+    """
     async with open_rig(tmp_path) as rig:
         await move_table(rig)
         tables, name = rig.catalog.tables, (("a",), "old")
@@ -475,7 +488,7 @@ async def test_view_with_the_metadata_file_of_another_view_is_neither_served_nor
         entry = (await views.load(("a",), "view")).entry
         assert moved_entry is not None
         claims = await rig.store.claims(moved_entry.uuid)
-        path = rename_without_digest(entry.metadata_location)
+        path = use_metadata_file_without_digest(entry.metadata_location)
         forged_view = {**json.loads(path.read_bytes()), "view-uuid": moved_entry.uuid}
         path.write_text(json.dumps(forged_view))
         rig.catalog.documents.cache.clear()

@@ -54,6 +54,7 @@ class _UnavailableStorage:
 async def _prepare_old_server(home: Path) -> dict[str, str]:
     """Prepare the home of a server version without claims, and return the locations of two tables.
 
+    A claim records that a location belongs to a table.
     One table is in `b`, and the other has files in another location.
     """
     async with open_rig(home) as rig:
@@ -153,6 +154,7 @@ async def _check_refused(rig: CatalogRig, location: str) -> None:
 
 
 async def test_table_without_claims_from_an_older_server_accepts_commits(tmp_path: Path) -> None:
+    """A claim records that a location belongs to a table. Without a claim, the location is protected too."""
     async with open_rig(tmp_path) as rig:
         location = await move_table(rig)
         with sqlite3.connect(tmp_path / "seamark.db") as connection:

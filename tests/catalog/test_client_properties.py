@@ -11,7 +11,14 @@ import pytest
 from seamark.formats.iceberg.metadata.properties import configures_client
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.catalog.values import CreateTable, CreateView, TableChange
-from tests.catalog.rig import CALLER, SCHEMA, CatalogRig, build_creation_updates, open_rig, rename_without_digest
+from tests.catalog.rig import (
+    CALLER,
+    SCHEMA,
+    CatalogRig,
+    build_creation_updates,
+    open_rig,
+    use_metadata_file_without_digest,
+)
 from tests.catalog.test_confinement import VERSION
 
 CLIENT_PROPERTIES = (
@@ -120,7 +127,7 @@ def _build_function() -> dict[str, Any]:
         "format-version": 1,
         "definitions": [
             {
-                "definition-id": "(int)",
+                "definition-id": "()",
                 "parameters": [],
                 "return-type": "int",
                 "versions": [{"version-id": 1}],
@@ -133,8 +140,8 @@ def _build_function() -> dict[str, Any]:
 
 
 def _add_properties(location: str, **properties: str) -> str:
-    """Write a copy of a metadata file with added properties, and return its location."""
-    path = rename_without_digest(location)
+    """Replace the current metadata file by a copy with added properties, and return the location of the copy."""
+    path = use_metadata_file_without_digest(location)
     document = json.loads(path.read_text())
     document["properties"].update(properties)
     path.write_text(json.dumps(document))

@@ -435,12 +435,15 @@ async def test_commit_that_cannot_be_published_leaves_no_trace(tmp_path: Path) -
 
 
 class LostReplyStore:
-    """A store that loses the request or the reply of one transaction, and afterwards may not answer."""
+    """A store that loses the request or the reply of one transaction.
+
+    `lost_message` is "request", "reply", or "" if nothing is lost. With `stops_answering`, all later transactions fail.
+    """
 
     def __init__(self, store: Any) -> None:
         self._store = store
-        self.loses = ""
-        self.falls_silent = self.is_silent = False
+        self.lost_message = ""
+        self.stops_answering = self.is_silent = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
@@ -448,9 +451,9 @@ class LostReplyStore:
     async def transact(self, operations: Any) -> list[Any]:
         if self.is_silent:
             raise RetryLater("injected: no answer")
-        if not self.loses:
+        if not self.lost_message:
             return await self._store.transact(operations)  # type: ignore[no-any-return]
-        lost_message, self.loses, self.is_silent = self.loses, "", self.falls_silent
+        lost_message, self.lost_message, self.is_silent = self.lost_message, "", self.stops_answering
         if lost_message == "reply":
             await self._store.transact(operations)
         raise CommitUnknown(f"injected: the {lost_message} was lost")
@@ -466,7 +469,7 @@ async def test_publication_with_a_lost_outcome_is_resolved_or_reported_as_unknow
         await rig.create_table()
         loaded_table, files_before = await rig.catalog.tables.load(DB, "t"), await rig.list_files()
         assert loaded_table.entry is not None
-        capture.wrapper.loses, capture.wrapper.falls_silent = lost_message, is_silent
+        capture.wrapper.lost_message, capture.wrapper.stops_answering = lost_message, is_silent
         try:
             await publish_appends(rig, loaded_table, 7, 8)
             outcome = "published"

@@ -222,7 +222,7 @@ async def test_namespace_is_measured_rarely_and_never_exceeds_its_limit() -> Non
 
     async def require_room(count: int = 1) -> None:
         create_namespaces = [CreateNamespace(("a", "x"), {}) for _ in range(count)]
-        await sizes.require_room(store, settings, clock, create_namespaces)  # type: ignore[arg-type]
+        await sizes.check_and_count_additions(store, settings, clock, create_namespaces)  # type: ignore[arg-type]
         store.rows += count
 
     await asyncio.gather(*(require_room() for _ in range(500)))

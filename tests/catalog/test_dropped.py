@@ -281,26 +281,26 @@ async def test_drop_and_rename_apply_to_the_requested_table_or_fail(tmp_path: Pa
     """After a request has looked up the name, and before its transaction, another request replaces the table."""
 
     class OvertakenStore:
-        """A store that calls `run_before_swap` once, directly before the next transaction."""
+        """A store that calls `run_before_transaction` once, directly before the next transaction."""
 
         def __init__(self, store: Any) -> None:
             self._store = store
-            self.run_before_swap: Any = None
+            self.run_before_transaction: Any = None
 
         def __getattr__(self, name: str) -> Any:
             return getattr(self._store, name)
 
         async def transact(self, operations: Any) -> Any:
-            if self.run_before_swap is not None:
-                run_before_swap, self.run_before_swap = self.run_before_swap, None
-                await run_before_swap()
+            if self.run_before_transaction is not None:
+                run_before_transaction, self.run_before_transaction = self.run_before_transaction, None
+                await run_before_transaction()
             return await self._store.transact(operations)
 
     capture = WrapperCapture(OvertakenStore)
     async with open_rig(tmp_path / "a", wrap_store=capture) as rig, open_rig(tmp_path / "a") as other_rig:
         await rig.create_table()
 
-        async def commit_first() -> None:
+        async def replace_table() -> None:
             await other_rig.catalog.tables.drop(CALLER, DB, "t", purge=False)
             await other_rig.create_table()
 
@@ -309,7 +309,7 @@ async def test_drop_and_rename_apply_to_the_requested_table_or_fail(tmp_path: Pa
             lambda: tables.drop(CALLER, DB, "t", purge=True),
             lambda: tables.rename(CALLER, TableIdentifier(DB, "t"), TableIdentifier(DB, "u")),
         ):
-            capture.wrapper.run_before_swap = commit_first
+            capture.wrapper.run_before_transaction = replace_table
             with pytest.raises(CommitConflict):
                 await attempt()
             assert await other_rig.catalog.tables.exists(DB, "t")

@@ -81,6 +81,7 @@ def test_files_of_one_folder_are_checked_like_each_file_alone() -> None:
         for _ in range(rng.randint(1, 4)):
             # Most folders and names are valid, so that some lists have only valid files.
             folder = rng.choice((*[root] * 12, root.upper().replace(bucket.upper(), bucket), "s3://lake/u"))
+            # The long name makes the location longer than `LOCATION_CHARS_MAX`.
             name = rng.choice((*NAMES, *["a.avro"] * 20, *["x" * 4090] * 2))
             files.append(f"{folder}{rng.choice((*FOLDERS, *['/m'] * 20))}/{name}")
         expected = all(is_own_file(root, file) for file in files)

@@ -15,7 +15,7 @@ from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.catalog.documents import is_named_by_content
 from seamark.metaserver.catalog.ownership.owners import determines_rights
 from seamark.metaserver.catalog.values import Caller, CreateView, TableIdentifier
-from tests.catalog.rig import CALLER, SCHEMA, CatalogRig, open_rig, rename_without_digest
+from tests.catalog.rig import CALLER, SCHEMA, CatalogRig, open_rig, use_metadata_file_without_digest
 from tests.catalog.test_confinement import VERSION
 
 RUN_AS_PROPERTY = "trino.run-as-owner"
@@ -154,7 +154,7 @@ async def _overwrite_view_file(rig: CatalogRig, name: str, **changes: Any) -> No
     entry = await rig.catalog.views.load_entry(("db",), name)
     path = Path(parse_location(entry.metadata_location).file_path)
     if is_named_by_content(entry.metadata_location):
-        path = rename_without_digest(entry.metadata_location)
+        path = use_metadata_file_without_digest(entry.metadata_location)
     path.write_text(json.dumps({**json.loads(path.read_bytes()), **changes}))
     rig.catalog.documents.cache.clear()
 

@@ -106,7 +106,7 @@ def test_bytes_count_until_the_files_are_deleted_and_each_plan_has_a_minimum() -
     quota.check_invariants()
 
 
-def test_default_quota_allows_300_one_minute_plans_and_a_40_kb_plan_each_three_seconds() -> None:
+def test_default_quota_allows_300_one_minute_plans_of_40_kb_each_three_seconds() -> None:
     """This is the load of an adapter for a Trino with 100 statements a second."""
     plan_shares = PlanShares(leases=100_000, size_bytes=32 << 30, grace_s=3600)
     # The bytes of a plan count for its minute and an hour of grace. The loop lasts four times as long.

@@ -80,7 +80,7 @@ class _CreateLosingStore:
 
 
 async def test_create_that_the_database_lost_can_be_repeated_with_its_uuid(tmp_path: Path) -> None:
-    """The timeline of the first attempt is rolled back, and has the same UUID."""
+    """The history records the first attempt as rolled back, with the UUID that the second attempt uses again."""
     async with open_rig(tmp_path, wrap_store=_CreateLosingStore) as rig:
         await rig.catalog.namespaces.create(CALLER, ("a",), {})
         change = await _stage_with_uuid(rig)

@@ -34,7 +34,7 @@ _counts: WeakKeyDictionary[Commits, Counter[str]] = WeakKeyDictionary()
 
 
 def _count_waiting(commits: Commits) -> None:
-    """Count the waiting jobs of each table in `_counts`, from now on and only once for these commits."""
+    """Patch `commits`, if it is not patched yet, so that `_counts` has the number of waiting changes of each table."""
     if commits in _counts:
         return
     counts, queue = _counts.setdefault(commits, Counter()), commits._queue_and_wait
@@ -149,14 +149,14 @@ class CommitTable:
         return document | (_build_metrics(columns) if metrics else {})
 
     def write_position_deletes(
-        self, positions: Iterable[tuple[str, int]], part: int | None = None, *, has_path_bounds: bool = False
+        self, positions: Iterable[tuple[str, int]], part: int | None = None, *, names_data_file: bool = False
     ) -> dict[str, Any]:
         """Write a position delete file, and return its entry of a commit request.
 
         Args:
             positions: (path of the data file, position) of each deleted row.
             part: The partition of the delete file.
-            has_path_bounds: Whether the entry names the data file. Then all positions must be of one data file.
+            names_data_file: Whether the entry names the data file. Then all positions must be of one data file.
         """
         sorted_positions = sorted(positions)
         path = self._create_path("-deletes.parquet")
@@ -175,7 +175,7 @@ class CommitTable:
             "file-size-in-bytes": path.stat().st_size,
             "lower-bounds": {"keys": [PATH_ID], "values": [first_path.encode().hex()]},
             "upper-bounds": {"keys": [PATH_ID], "values": [last_path.encode().hex()]},
-            **({"referenced-data-file": first_path} if has_path_bounds else {}),
+            **({"referenced-data-file": first_path} if names_data_file else {}),
         }
 
     def write_vectors(self, positions: Mapping[str, Iterable[int]], part: int | None = None) -> list[dict[str, Any]]:

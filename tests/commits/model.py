@@ -162,6 +162,7 @@ class ConcurrentChanges:
         The list is empty if the server must reject the second change.
         """
         base, first, second = self.list_rows(), self.first_change, self.second_change
+        # A blind change reads no rows, so snapshot isolation adds nothing to its result.
         if second.isolation == "snapshot" and not second.is_blind:
             return self._list_snapshot_isolation_results()
         return [Counter(second.apply(first.apply(base))), Counter(first.apply(second.apply(base)))]
@@ -179,12 +180,16 @@ class ConcurrentChanges:
     def must_commit(self) -> bool:
         """Return True if the second change cannot conflict with the first, so that the server must accept it."""
         first, second = self.first_change, self.second_change
+        # A blind change reads no rows, so it conflicts with no other change.
         if second.is_blind:
             return True
+        # A scope states which rows the change has read. A change of another partition does not conflict with it.
         is_disjoint = first.part != second.part
         is_scoped = second.scope != "all" or second.isolation == "snapshot" or second.kind == "compact"
         if is_disjoint and is_scoped:
             return True
+        # A first change that only adds rows does not conflict with a change that only has to keep the rows that it
+        # read.
         is_append = first.kind in ("append", "count")
         return is_append and (second.isolation == "snapshot" or second.kind == "compact")
 
@@ -287,9 +292,9 @@ def _rewrite_files(case: ConcurrentChanges, change: Change) -> dict[str, Any]:
             if file.vector is not None:
                 offset = file.vector["content-offset"]
                 removed_files.append({"file-path": file.vector["file-path"], "content-offset": offset})
-    elif change.effect == "named":
+    elif change.effect == "named":  # One delete file for each data file.
         added_files += [
-            case.lake.write_position_deletes([(path, index) for index in positions], change.part, has_path_bounds=True)
+            case.lake.write_position_deletes([(path, index) for index in positions], change.part, names_data_file=True)
             for path, positions in positions_by_path.items()
         ]
     else:

@@ -139,7 +139,7 @@ async def test_large_change_is_compared_off_the_event_loop(tmp_path: Path, monke
         files = [lake.write_data_file([(number, 0, "a"), (number, 1, "b")]) for number in range(4)]
         paths = [file["file-path"] for file in files]
         first_snapshot_id = (await lake.commit({"add": files}))["snapshot-id"]
-        deletes = [lake.write_position_deletes([(path, 0)], has_path_bounds=True) for path in paths[:2]]
+        deletes = [lake.write_position_deletes([(path, 0)], names_data_file=True) for path in paths[:2]]
         second_snapshot_id = (await lake.commit({"add": deletes, "read-snapshot-id": first_snapshot_id}))["snapshot-id"]
         small_file = lake.write_data_file([(0, 1, "b")])
         answer = await lake.commit(
@@ -166,10 +166,10 @@ async def test_large_change_is_compared_off_the_event_loop(tmp_path: Path, monke
             ({"remove": [{"file-path": paths[3]}], "scope": {"filter": in_filter}}, 409),
             ({"remove": [{"file-path": paths[0]}]}, 409),
             ({"remove": [{"file-path": f"{paths[0]}x"}]}, 409),
-            ({"add": [lake.write_position_deletes([(f"{paths[0]}x", 0)], has_path_bounds=True)]}, 409),
+            ({"add": [lake.write_position_deletes([(f"{paths[0]}x", 0)], names_data_file=True)]}, 409),
             (append_request | {"replace": {"filter": {"type": "eq", "term": "id", "value": 50}}}, 409),
             ({"add": [lake.write_data_file([(6, 6, "c")])], "replace": {"filter": wide_filter}}, 409),
-            ({"add": [lake.write_position_deletes([(path, 1)], has_path_bounds=True) for path in paths]}, 409),
+            ({"add": [lake.write_position_deletes([(path, 1)], names_data_file=True) for path in paths]}, 409),
             (append_request, 409),
             (overlapping_change, 409),
         ):

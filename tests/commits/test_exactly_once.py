@@ -100,7 +100,7 @@ async def _change_table_of_name(api: Api, change_kind: str) -> None:
     names = {"source": {"namespace": ["db"], "name": "t"}, "destination": {"namespace": ["db"], "name": "u"}}
     assert (await api("POST", "/v1/tables/rename", names)).status == 204
     if change_kind == "replaced":
-        await api.table("t")
+        await api.create_table("t")
 
 
 @pytest.mark.few_cases(1)
@@ -123,7 +123,11 @@ async def test_repeat_is_not_rejected_after_its_table_has_lost_the_name(api: Api
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("change_kind", ["renamed", "replaced"])
-async def test_change_that_another_server_has_committed_is_not_rejected(api: Api, change_kind: str) -> None:
+async def test_change_that_another_server_has_committed_has_an_unknown_outcome(api: Api, change_kind: str) -> None:
+    """Two changes wait while another server commits the first one, and the table then loses its name.
+
+    The outcome of the first change must not be reported as a rejection. The second change is rejected.
+    """
     lake = await CommitTable.create(api)
     uuid = (await lake.read_metadata())["table-uuid"]
     async with api.server.components.engine_commits.publisher.lock(("db",), "t"):

@@ -244,7 +244,18 @@ async def test_index_file_of_another_index_fails_only_its_change(
     definitions = iter(["a", "b"])  # The file was overwritten between two changes.
 
     async def read(_: Any, location: str, size_bytes: int, *, table_uuid: str, **__: Any) -> RegisteredIndexFile:
-        return RegisteredIndexFile(table_uuid, location, next(definitions), "bloom", 0, 1, 1, size_bytes, None, 0)
+        return RegisteredIndexFile(
+            uuid=table_uuid,
+            location=location,
+            definition=next(definitions),
+            kind="bloom",
+            level=0,
+            files=1,
+            rows=1,
+            size_bytes=size_bytes,
+            snapshot_id=None,
+            created_ms=0,
+        )
 
     monkeypatch.setattr(commits, "read_index_file", read)
     monkeypatch.setattr(commits, "parse_definition", lambda *_: None)

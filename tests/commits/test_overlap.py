@@ -246,7 +246,8 @@ def _build_two_partitions(
         (("identity", 34), ("truncate[10]", 30), False),
         (("identity", 34), ("truncate[10]", 40), True),
         (("identity", -(2**31)), ("truncate[10]", -(2**31) - 2), False),
-        (("identity", -(2**31)), ("truncate[10]", 2**31 - 2), False),  # Stored when the column was an int
+        # When the column was an int, the truncated value -(2**31) - 2 overflowed its 32 bits.
+        (("identity", -(2**31)), ("truncate[10]", 2**31 - 2), False),
         (("identity", -(2**31) + 8), ("truncate[10]", 2**31 - 2), True),
         (("identity", None), ("bucket[4]", 0), True),
         (("void", None), ("bucket[4]", 0), False),

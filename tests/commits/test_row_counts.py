@@ -63,16 +63,17 @@ class RowCountModel:
     async def delete(self) -> None:
         """Delete rows of one file or of two files.
 
-        In version 2, some of these rows may already be deleted.
+        In version 2, some of these rows may already be deleted, and a delete file may be for both files. In version 3,
+        a new vector of a file contains all its deleted rows and replaces the old vector.
         """
-        added_files, removed_files, shared_rows = [], [], 0
+        added_files, removed_files, rows_of_shared_file = [], [], 0
         shares_delete_file = self.version == 2 and self.rng.random() < 0.5
         for path in self.rng.sample(sorted(self.files), min(len(self.files), self.rng.randint(1, 2))):
             file = self.files[path]
             positions = set(self.rng.sample(range(file.rows), self.rng.randint(1, file.rows)))
             file.deleted_positions |= positions
             if shares_delete_file:
-                shared_rows += len(positions)
+                rows_of_shared_file += len(positions)
                 continue
             delete_fields: dict[str, Any] = {**DELETES, "referenced-data-file": path}
             if self.version == 3:
@@ -86,9 +87,10 @@ class RowCountModel:
             replaced_positions = 0 if self.version == 2 else file.named_positions
             file.named_positions += delete_file["record-count"] - replaced_positions
             added_files.append(delete_file)
-        self.shared_positions += shared_rows
+        self.shared_positions += rows_of_shared_file
         await self.commit(
-            added_files + ([self.build_file(shared_rows, **DELETES)] if shared_rows else []), removed_files
+            added_files + ([self.build_file(rows_of_shared_file, **DELETES)] if rows_of_shared_file else []),
+            removed_files,
         )
 
     async def delete_by_value(self) -> None:

@@ -13,6 +13,7 @@ CHANGES = 6
 
 
 async def test_consecutive_turns_delay_other_changes_no_longer_than_one_turn(tmp_path: Path) -> None:
+    """A change that has failed in conflicts gets a turn: for a limited time, other changes of the table wait for it."""
     async with run_server(tmp_path, commit_turn_after=1, commit_turn_s=1.0) as server:
         lake = await CommitTable.create(Api(server))
         removed_file = lake.write_data_file([(0, 0, "v")])

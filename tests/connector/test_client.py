@@ -43,7 +43,7 @@ def build_files_of_ten(count: int, first_number: int = 0) -> list[Any]:
 @pytest.fixture
 def client(server: ServerThread) -> Iterator[SeamarkClient]:
     """Yield a client of a server that has `db.t` with 7 files in 2 manifests."""
-    server.run(server.api.table())
+    server.run(server.api.create_table())
     server.run(append_files(server.api, "t", build_files_of_ten(7), snapshot_id=1, manifests=2))
     with closing(SeamarkClient(server.url)) as client:
         yield client
@@ -138,7 +138,7 @@ def test_client_is_pickled_without_its_connections(client: SeamarkClient) -> Non
 def test_copies_of_a_client_use_its_connections(server: ServerThread, client: SeamarkClient) -> None:
     """`close` of the client closes the connections of its copies."""
     fresh_client = client.with_fresh_rows()
-    for any_client in (client, fresh_client, fresh_client.with_commits()):
+    for any_client in (client, fresh_client, fresh_client.reading_committed_rows()):
         any_client.partitions("db.t")
     pool = client._connections.get().connection_from_url(server.url)
     assert pool.num_connections == 1

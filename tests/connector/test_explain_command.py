@@ -26,7 +26,7 @@ def url(server: ServerThread) -> str:
 
     The paths have brackets, which the library Rich would interpret as markup.
     """
-    server.run(server.api.table())
+    server.run(server.api.create_table())
     files = [build_data_file(f"file:///t/[{n}].parquet", 10 * n, 10 * n + 9) for n in range(4)]
     server.run(append_files(server.api, "t", files, snapshot_id=1))
     return server.url
@@ -53,18 +53,18 @@ def test_explain_shows_stages_and_unused_conditions(url: str) -> None:
 def test_explain_states_why_a_condition_did_not_prune_and_proposes_a_remedy(url: str) -> None:
     _, text = run_explain("db.t", "id >= 1 AND data = 'x' AND id <> 'abc'", "--url", url)
     for part in (
-        "id did not prune: bounds of id allow it in 4 of 4 files",
+        "id did not prune: by the bounds of id, 4 of 4 files may contain a matching row",
         "The number of files that an index would keep is unknown (the values are not sampled): "
         "seamark index create db.t --kind bitmap --columns id",
         "The effect of a layout by data is unknown: a data file cannot be read: ",
-        "data did not prune: bounds of data allow it in 4 of 4 files",
+        "data did not prune: by the bounds of data, 4 of 4 files may contain a matching row",
         ": seamark index create db.t --kind bloom --columns data",
         "Not used: id <> 'abc': 'abc' is not a literal of id, which is long; write a number",
         "Readers check the rows of 4 files by: ",
     ):
         assert part in " ".join(text.split()), text
     _, text = run_explain("db.t", "id > 15", "--url", url)
-    assert "id prunes little: bounds of id allow it in 3 of 4 files" in text
+    assert "id prunes little: by the bounds of id, 3 of 4 files may contain a matching row" in text
     _, text = run_explain("db.t", "id <> 15", "--url", url)
     assert text.count("id did not prune") == 1
     _, text = run_explain("db.t", "id = 15", "--url", url)
@@ -73,7 +73,7 @@ def test_explain_states_why_a_condition_did_not_prune_and_proposes_a_remedy(url:
 
 
 def test_explain_reports_a_column_without_bounds(server: ServerThread) -> None:
-    server.run(server.api.table())
+    server.run(server.api.create_table())
     files = [build_data_file(f"file:///t/{n}.parquet", n, n) for n in range(4)]
     for file in files:
         del file.metrics[2]

@@ -14,7 +14,10 @@ def build_upper_case_comparison(text: str) -> exp.Expr:
 
 
 def test_conditions_on_expanding_upper_case_texts_are_left_to_spark() -> None:
-    """For `upper(c) = 'J̌ANE'`, the rules would search only prefixes with j and J, and miss a text with ǰ."""
+    """A condition on `upper(c)` can leave out files only if all texts with this upper case can be listed.
+
+    For `upper(c) = 'J̌ANE'`, only texts that begin with j or J would be listed, and a text with ǰ would be missed.
+    """
     expanded_letters = {letter.upper() for letter in map(chr, range(sys.maxunicode)) if len(letter.upper()) > 1}
     expansions_with_ascii_start = {text for text in expanded_letters if text[0].isascii()}
     assert {"SS", "J\u030c"} <= expansions_with_ascii_start

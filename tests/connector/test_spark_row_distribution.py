@@ -46,8 +46,10 @@ def test_rows_of_one_bucket_with_many_keys_are_spread_over_all_tasks(monkeypatch
         sizes = Counter(distribution.assign_tasks([columns[field.name] for field in join_fields]).tolist())
         # No task has 20 % more rows than the average.
         assert max(sizes.values()) < 1.2 * count / distribution.tasks, sizes
+        # The keys of a file are spread over several tasks, so no task may rewrite the file.
         assert not distribution.owns(spec)
     single_distribution = upserting.RowDistribution.choose(opened_table, fields[:1], 16 * upserting.TASK_ROWS, 4, None)
+    # With the bucket's column as the whole key, all keys of a file belong to one task, which may rewrite the file.
     assert (single_distribution.tasks, single_distribution.owns(spec)) == (16, True)
 
 

@@ -67,10 +67,19 @@ def draw_files(location: str, count: int, rng: random.Random) -> tuple[list[dict
 class ExpectedLayout:
     """The layout of a column, computed by loops over the ranges of its files in each snapshot.
 
-    A position is the place of a value on the axis, from 0 to 1: by value, or by its rank among all bounds.
+    The layout shows how many files have a range that contains a value (the depth at the value), for each value on an
+    axis. A position is the place of a value on the axis, from 0 to 1: by value, or by its rank among all bounds.
     """
 
     def __init__(self, column: str, snapshots: list[list[Range]], by_rank: bool) -> None:
+        """Compute the positions of all bounds.
+
+        Args:
+            column: The name of the column. The text column `country` can only have the scale of ranks.
+            snapshots: The range of each file, for each snapshot.
+            by_rank: Whether the request asks for the scale of ranks.
+        """
+
         def encode_text(value: Any) -> Any:
             return value.encode() if isinstance(value, str) else value
 
@@ -93,9 +102,9 @@ class ExpectedLayout:
         return sum(low <= value <= high for low, high in self.snapshots[number])
 
     def compute_mean_depth(self, number: int) -> float | None:
-        """Return the mean depth of a snapshot.
+        """Return the mean depth of a snapshot: how many files overlap, on average, in the range of a file.
 
-        The depths between neighbouring values are weighted by the values' distance.
+        Within a range, the depth between two neighbouring values counts in proportion to their distance on the axis.
         """
         ranges = self.snapshots[number]
         depth_sum = 0.0
@@ -117,7 +126,11 @@ class ExpectedLayout:
 def check_layout(
     answer: dict[str, Any], column: str, expected: ExpectedLayout, files: list[int], bars: int, points: int
 ) -> None:
-    """Check an answer of the layout route against the expected depths, marks and scale."""
+    """Check an answer of the layout route.
+
+    It has the scale of the axis, marks with a label on the axis, and the depths of each snapshot: the number of files
+    whose range contains a value. A snapshot has at most `bars` bars and `points` depths.
+    """
     assert answer["scale"] == ("value" if expected.by_value else "rank")
     for mark in answer["marks"]:
         assert expected.list_values_at(mark["position"]), mark
@@ -177,7 +190,10 @@ def check_sizes(layout: dict[str, Any], files: list[dict[str, Any]]) -> None:
 
 
 async def check_table(server: RunningServer, name: str, rng: random.Random) -> None:
-    """Create a table with two commits, and check the layout of each column at both snapshots."""
+    """Create a table with two commits, and check the layout of each column at both snapshots.
+
+    The layout of a column shows which ranges of its values the files have, and how many files overlap at a value.
+    """
     location = await create_table(server, name)
     empty_layout = (await send_request(server, "GET", f"/api/v1/tables/db/{name}/layout/id"))["snapshots"][0]
     assert (empty_layout["snapshot-id"], empty_layout["files"], empty_layout["depth-mean"], empty_layout["bars"]) == (

@@ -67,7 +67,10 @@ def build_content_file(
 
 
 async def create_tokens(home: Path) -> dict[str, str]:
-    """Return the secrets of an admin, and of Rita, a reader of `db`. Call this before the server starts."""
+    """Create the namespace `db` and the logins of an admin and of Rita, a reader of `db`. Return their tokens.
+
+    Call this before the server starts.
+    """
     clock = SystemClock()
     async with open_store(build_settings(home).make_database_url(), clock=clock) as store:
         await store.transact([CreateNamespace(path=("db",), properties={})])
@@ -89,7 +92,7 @@ async def send_request(
 
 async def create_table(server: RunningServer, name: str, *, partitioned: bool = False, **options: Any) -> str:
     """Create a table of `db`, and return its location."""
-    # The target size equals the size of the files, so that a layout has as many files.
+    # The target size equals the size of the files, so that an estimated layout has as many files as the table.
     properties = {"format-version": "2", "write.target-file-size-bytes": str(1 << 20), **options.pop("properties", {})}
     body = {
         "name": name,
@@ -143,7 +146,7 @@ def make_clustered(location: str, count: int, rng: random.Random, days: int = 40
 
 
 async def make_orders(server: RunningServer, seed: int = 1) -> tuple[int, int]:
-    """Create `db.orders` with appends, a branch, a tag, and a clustering of all files.
+    """Create `db.orders` with appends, a branch, a tag, a clustering of all files, and the index `by_customer`.
 
     Return the snapshot ids before and after the clustering. It replaces 600 files of 1,000 rows by 480 of 1,250 rows.
     """

@@ -26,6 +26,6 @@ def trino_lake(tmp_path_factory: pytest.TempPathFactory, s3: S3) -> Iterator[Tri
 
 @pytest.fixture(scope="package")
 def shop(tmp_path_factory: pytest.TempPathFactory, trino_lake: TrinoLake) -> Iterator[Shop]:
-    """Open a shop in the folder's Trino, and a proxy before it."""
+    """Open a shop in the Trino that all tests of this folder share, and a proxy in front of this Trino."""
     with open_shop(tmp_path_factory.mktemp("shop"), trino_lake) as shop:
         yield shop

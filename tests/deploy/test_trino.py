@@ -34,19 +34,25 @@ pytestmark = NEEDS_TRINO
 
 @dataclass
 class TrinoCatalog:
-    """A Seamark server and its catalog in Trino. `client` contains the catalog properties for other engines."""
+    """A Seamark server and its catalog in Trino.
+
+    `client_properties` contains the catalog properties for other engines.
+    """
 
     seamark: Seamark
     trino: Trino
     catalog: str
-    client: dict[str, str]
+    client_properties: dict[str, str]
 
     def read_rows(self, sql: str, session: dict[str, str] | None = None) -> list[list[Any]]:
         return self.trino.rows(sql, session, catalog=self.catalog)
 
     @property
     def with_named_plans(self) -> TrinoCatalog:
-        """This catalog under another Trino catalog, in which plan tables have names."""
+        """The same server under another Trino catalog, which reads stored plans as tables with names.
+
+        The other catalog reads them as snapshots of the planned table.
+        """
         return replace(self, catalog=f"{self.catalog}{BY_NAME}")
 
 
@@ -62,7 +68,7 @@ LOCAL = pytest.mark.parametrize("lake", [CATALOG, pytest.param(REMOTE, marks=pyt
 
 
 def write_with_pyiceberg(lake: TrinoCatalog, table: str) -> None:
-    catalog = load_catalog("seamark", type="rest", uri=lake.seamark.base_url, **lake.client)
+    catalog = load_catalog("seamark", type="rest", uri=lake.seamark.base_url, **lake.client_properties)
     rows = pa.table({"id": pa.array([1, 2, 3], pa.int64()), "name": ["a", "b", "c"]})
     catalog.create_table(table, schema=rows.schema).append(rows)
     catalog.close()
@@ -105,7 +111,7 @@ def test_view_created_in_trino_is_listed_and_read(lake: TrinoCatalog) -> None:
 
 @LOCAL
 def test_trino_and_pyiceberg_change_one_table_alternately(lake: TrinoCatalog) -> None:
-    catalog = load_catalog("seamark", type="rest", uri=lake.seamark.base_url, **lake.client)
+    catalog = load_catalog("seamark", type="rest", uri=lake.seamark.base_url, **lake.client_properties)
     catalog.create_namespace("turns")
     rows = pa.table({"id": list(range(100)), "word": [str(number) for number in range(100)]})
     table = catalog.create_table("turns.t", schema=rows.schema)
@@ -125,7 +131,7 @@ def test_trino_and_pyiceberg_change_one_table_alternately(lake: TrinoCatalog) ->
 @pytest.mark.slow  # This starts another JVM.
 @pytest.mark.spark
 def test_trino_and_spark_change_one_table_alternately(lake: TrinoCatalog, spark: SparkSession) -> None:
-    name = new_catalog(spark, lake.seamark.base_url, extra=lake.client)
+    name = new_catalog(spark, lake.seamark.base_url, extra=lake.client_properties)
     spark.sql(f"CREATE NAMESPACE {name}.shared")
     spark.sql(f"CREATE TABLE {name}.shared.t USING iceberg AS SELECT id, cast(id AS string) AS word FROM range(100)")
     assert lake.read_rows("SELECT count(*), sum(id) FROM shared.t") == [[100, 4950]]
@@ -244,7 +250,7 @@ def test_trino_reads_statistics_of_seamark_and_seamark_those_of_trino(trino_lake
 
     compute_statistics(client, "counted.t")
     seamark_stats = show_stats()
-    assert {name: seamark_stats[name] for name in "kdatfb" if name in seamark_stats} == {
+    assert {name: seamark_stats.get(name) for name in ("k", "d", "f", "b")} == {
         "k": 7,
         "d": 500,
         "f": 3,
@@ -299,7 +305,7 @@ def test_index_deleted_by_trinos_remove_orphan_files_is_built_again(trino_lake: 
     run("INSERT INTO keep.t VALUES 'bb'")
     assert run("SELECT land FROM keep.t WHERE land = 'bb'") == [["bb"]]
     assert client.explain("keep.t", "land = 'bb'").files >= 1
-    Indexer(client, lambda: closing(InProcessWorkers())).round()
+    Indexer(client, lambda: closing(InProcessWorkers())).maintain_all_tables()
     assert client.index("keep.t", "lands").health == "ok"
     assert client.explain("keep.t", "land = 'bc'").files == 0
     client.close()

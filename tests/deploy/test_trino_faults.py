@@ -124,7 +124,8 @@ def test_statement_ends_as_without_the_proxy_when_the_planning_server_is_killed(
     assert fetch_rows(lake.proxy.port, MANY_ROWS, do_nothing) == 900_000
     plan_header, first_page = post_statement(lake.proxy.port, MANY_ROWS)
     assert plan_header.startswith("rewritten")
-    # Otherwise the statement runs until Trino abandons its client, and the next test cannot wait so long for a slot.
+    # Otherwise the statement runs until Trino abandons its client. Until then, it occupies a place for running
+    # statements, and the next test cannot wait so long for this place.
     with urllib.request.urlopen(urllib.request.Request(first_page["nextUri"], method="DELETE"), timeout=60):
         pass
     row_counts = []

@@ -80,12 +80,15 @@ def quote(value: object, kind: str = "") -> str:
 
 
 def draw_row(rng: random.Random, number: int) -> str:
-    """Return a row of VALUES."""
+    """Return a row of VALUES with borderline values.
+
+    A third of the times are before or around 1970. Nulls occur with different periods, so that they do not coincide.
+    """
     base = datetime(1969, 12, 30) if number % 3 == 0 else datetime(2024, 2, 28, 12)
     ts = base + timedelta(hours=rng.randrange(96), microseconds=rng.choice((0, 1, 999_999, 500_000, 500)))
     tz = ts.replace(tzinfo=UTC) + timedelta(days=10)
     values = (
-        str(rng.choice((number, number, -number, "NULL", 9_007_199_254_740_993))),
+        str(rng.choice((number, number, -number, "NULL", 9_007_199_254_740_993))),  # 2**53 + 1 has no double.
         str(rng.choice(("NULL", 0, 1, 2, 3, -1, 2_147_483_647))),
         quote(rng.choice(_NAMES)),
         quote(rng.choice(_DAYS), "DATE "),

@@ -22,7 +22,7 @@ from tests.connector.sql.comparing import count_rows
 from tests.services.needs import NEEDS_TRINO
 from tests.services.trino import CATALOG
 from tests.services.trino_lake import TrinoLake
-from tests.support.trino_comparison import TrinoAndProxy, make_benchmark_tables, open_both, write_files
+from tests.support.trino_comparison import TrinoAndProxy, make_benchmark_tables, open_trino_and_proxy, write_files
 
 pytestmark = NEEDS_TRINO
 TPCH = [part for part in Path(__file__).with_name("tpch.sql").read_text().split(";") if part.strip()]
@@ -31,7 +31,7 @@ QUERIES_PER_LAKE = 30
 
 @pytest.fixture(scope="module")
 def trino_and_proxy(tmp_path_factory: pytest.TempPathFactory, trino_lake: TrinoLake) -> Iterator[TrinoAndProxy]:
-    with open_both(tmp_path_factory.mktemp("identity"), trino_lake) as trino_and_proxy:
+    with open_trino_and_proxy(tmp_path_factory.mktemp("identity"), trino_lake) as trino_and_proxy:
         yield trino_and_proxy
 
 

@@ -196,7 +196,7 @@ def test_only_files_with_matching_rows_of_the_join_are_read(star: Shop, sql: str
         ),
     ],
 )
-def test_join_condition_with_an_expression_prunes_files(star: Shop, sql: str, files: int) -> None:
+def test_statement_opens_only_the_files_of_its_values(star: Shop, sql: str, files: int) -> None:
     check_same(star, sql)
     join_outcome = read_outcome(star, sql)
     assert f"; star.sales={files}/{FILES}; " in f"{join_outcome}; ", join_outcome

@@ -60,11 +60,12 @@ def test_missing_program_is_reported_in_one_line_with_the_command(checkout: Path
     result = run_launcher(checkout, JAVA25=str(checkout / "none"))
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr == "Trino needs a JDK 25: install one below /usr/lib/jvm, or set JAVA25 to its home\n"
-    no_jdk = checkout / "bin" / "grep"  # No JDK is found below /usr/lib/jvm; /bin/java may be an older one.
-    no_jdk.parent.mkdir()
-    no_jdk.write_text("#!/bin/sh\nexit 1\n")
-    no_jdk.chmod(0o755)
-    assert run_launcher(checkout, JAVA25="", PATH=f"{no_jdk.parent}:/usr/bin:/bin").stderr == result.stderr
+    # The launcher searches the JDKs below /usr/lib/jvm with grep, so it finds none. /bin/java may be an older one.
+    failing_grep = checkout / "bin" / "grep"
+    failing_grep.parent.mkdir()
+    failing_grep.write_text("#!/bin/sh\nexit 1\n")
+    failing_grep.chmod(0o755)
+    assert run_launcher(checkout, JAVA25="", PATH=f"{failing_grep.parent}:/usr/bin:/bin").stderr == result.stderr
     (checkout / "jdk" / "release").write_text('IMPLEMENTOR="Debian"\nJAVA_VERSION="17.0.15"\n')
     result = run_launcher(checkout)
     assert (result.returncode, result.stdout) == (1, "")

@@ -47,7 +47,7 @@ class RulesRig:
 
 
 def create_orders(seamark: Seamark) -> None:
-    """Fill `orders`. Each file has its own ids and a unique card number; there are ten customers."""
+    """Create and fill `ruled.orders`, in whose files ids and card numbers are different, and ten `ruled.customers`."""
     catalog = load_catalog("seamark", type="rest", uri=seamark.base_url)
     catalog.create_namespace("ruled")
     text, number = pa.string(), pa.int64()
@@ -112,7 +112,11 @@ def run_both(rig: RulesRig, sql: str, user: str) -> list[list[Any]] | str:
 
 
 def read_outcome(rig: RulesRig, sql: str, user: str) -> str:
-    """Return the outcome in the proxy's header."""
+    """Return the outcome in the proxy's header.
+
+    A reason with "recently" is temporary: the proxy makes no plans for some time after a failure. The statement is then
+    sent again.
+    """
 
     def read_outcome_if_final() -> str:
         outcome = post_statement(rig.proxy.port, sql, **{"X-Trino-User": user, "X-Trino-Schema": "ruled"})[0]
@@ -282,9 +286,10 @@ def test_plans_are_shown_only_to_their_catalog_and_disappear_soon(rig: RulesRig)
 
 @pytest.mark.slow
 def test_snapshots_can_be_expired_through_the_catalog_that_sees_plans(rig: RulesRig) -> None:
-    """Trino deletes the files of expired snapshots.
+    """Trino's catalog reads stored plans, which the server shows to it as snapshots of the table.
 
-    If one of the snapshots is a plan, the plan is dropped, and nothing uses its files afterwards.
+    Trino deletes the files of expired snapshots. If one of these is a plan, the plan is dropped, and nothing uses its
+    files afterwards.
     """
     query_rows(rig.trino.port, "CREATE TABLE kept AS SELECT * FROM orders", user="anna", schema="ruled")
     for number in range(3):

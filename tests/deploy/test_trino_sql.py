@@ -67,7 +67,7 @@ def open_session(lake: TrinoLake, engine: str, port: int | None = None) -> SqlSe
 
 
 def to_dialect_type(trino_type: str) -> str:
-    """Return the dialect's type for a type of Trino. The dialect has one text type, and times in microseconds."""
+    """Return the type of Seamark's SQL for a type of Trino. It has one text type, and times in microseconds."""
     plain_type = trino_type.replace("(3)", "").replace("(6)", "").replace(", ", ",")
     return "varchar" if plain_type.startswith("varchar") else plain_type
 

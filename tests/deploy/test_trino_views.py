@@ -120,7 +120,8 @@ def check_same(shop: Shop, sql: str) -> list[list[Any]]:
         ),
     ],
 )
-def test_view_is_read_over_plan_tables(views: Shop, sql: str, view_names: str) -> None:
+def test_tables_of_a_view_are_replaced_by_plan_tables(views: Shop, sql: str, view_names: str) -> None:
+    """A plan table has only the files that a statement needs. The texts of the views are in `VIEWS`."""
     assert check_same(views, sql) is not None
     view_outcome = read_outcome(views, sql)
     assert view_outcome.endswith(f"views.{view_names}"), view_outcome
@@ -243,9 +244,9 @@ def test_replaced_view_is_read_in_its_current_form(views: Shop, request: pytest.
     for number in range(4):
         text = f"SELECT id + {number} AS other, note, id FROM shop.orders WHERE id <> {number}"
         query_rows(views.trino.port, f"CREATE OR REPLACE VIEW views.{view_name} AS {text}")
+        # Each version of the view has the row 4711 and leaves out the row `number`.
         for key in (4711, number):
             sql = f"SELECT * FROM {view_name} WHERE id = {key}"
-            # The view leaves out the row with this number.
             assert len(check_same(views, sql)) == (key == 4711)
     assert read_outcome(views, sql).endswith(f"views=views.{view_name}")
     query_rows(views.trino.port, f"DROP VIEW views.{view_name}")

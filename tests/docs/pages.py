@@ -57,7 +57,7 @@ class Page:
 
     @cached_property
     def blocks(self) -> list[Block]:
-        """The fenced blocks of the page.
+        """The fenced blocks of the page, with the mark of each: the HTML comment above it, which says how to run it.
 
         Raises:
             ValueError: A fence is not closed, or no block follows a comment.

@@ -70,6 +70,8 @@ class Run:
     def __post_init__(self) -> None:
         bin_folder = self.folder / ".bin"
         bin_folder.mkdir()
+        # The program `seamark` of this folder runs the commands of a page in forks of a process that has loaded the
+        # modules. A command then takes 0.1 s of CPU time instead of 0.4 to 1 s.
         self.exit_stack.enter_context(install_forking_command(bin_folder))
         path = f"{bin_folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
         # Pages that do not set the port use this port. Table services are off, because they would interfere with

@@ -89,7 +89,7 @@ def test_python_block_can_be_pasted_into_an_interactive_interpreter() -> None:
         assert not any(pasted_lines), f"{page}:{block.line}: the last statement is incomplete"
 
 
-def test_page_that_fills_the_home_asks_for_a_new_folder() -> None:
+def test_page_that_creates_shop_tables_tells_the_reader_to_use_a_new_folder() -> None:
     """Two pages in the same folder would both create `shop.orders`."""
     for page in EXECUTED_PAGES:
         starts_server = any(block.mark == "run: server" and "./seamark-home" in block.text for block in page.blocks)
@@ -155,14 +155,12 @@ def test_environment_variables_of_the_pages_are_settings() -> None:
         "SEAMARK_SQL_SPARK",
         "SEAMARK_TRINO_PASSWORD",
     }
+    # Variables of Seamark's clients.
+    known_environment_names |= {"SEAMARK_CLIENT_CERT", "SEAMARK_CLIENT_KEY"}
+    # A variable of seamark import and seamark export.
+    known_environment_names |= {"SEAMARK_CATALOG_TOKEN"}
     # Variables of seamark trino-proxy and of deploy/trino/run.sh.
-    known_environment_names |= {
-        "SEAMARK_CLIENT_CERT",  # Variables of Seamark's clients.
-        "SEAMARK_CLIENT_KEY",
-        "SEAMARK_CATALOG_TOKEN",  # A variable of seamark import and seamark export.
-        "SEAMARK_PLANS",
-        "SEAMARK_URI",
-    }
+    known_environment_names |= {"SEAMARK_PLANS", "SEAMARK_URI"}
     names = {(str(page), name) for page in PAGES for name in re.findall(r"\bSEAMARK_[A-Z0-9_]+\b", page.text)}
     assert {(page, name) for page, name in names if name not in known_environment_names} == set()
 
@@ -253,7 +251,7 @@ def test_spark_configurations_of_the_page_the_tests_and_the_demo_are_equal() -> 
 
 
 def test_statements_of_a_page_suit_the_shell_that_it_opens() -> None:
-    """`spark-sql` requires a semicolon, and `pyspark` accepts Python."""
+    """`spark-sql` requires a semicolon. `pyspark` accepts Python, so a page with it must mention `spark.sql(…)`."""
     for page in PAGES:
         shell = ""
         for block in page.blocks:
@@ -263,14 +261,14 @@ def test_statements_of_a_page_suit_the_shell_that_it_opens() -> None:
                 assert block.text.rstrip().endswith(";"), f"{page}:{block.line}: a semicolon is missing"
             elif block.mark == "run: spark":
                 assert "by `spark.sql(" in page.text, (
-                    f"{page}:{block.line}: the block has SQL, but the shell expects Python"
+                    f"{page}:{block.line}: the shell expects Python, and the page must name `spark.sql(…)`"
                 )
 
 
 def test_trino_properties_of_the_page_equal_the_properties_of_the_tests() -> None:
     page = Page(REPO / "docs" / "how-to" / "connect-trino.md")
     tested_text = (DEPLOY / "trino" / "etc" / "catalog" / "seamark.properties").read_text() + trino_snippet("", "t")
-    known_values = {line.partition("=")[0] for line in tested_text.splitlines() if "=" in line}
+    tested_names = {line.partition("=")[0] for line in tested_text.splitlines() if "=" in line}
     documented_names = {
         line.partition("=")[0]
         for block in page.blocks
@@ -279,7 +277,7 @@ def test_trino_properties_of_the_page_equal_the_properties_of_the_tests() -> Non
         if line and not line.startswith("#")
     }
     gateway_properties = {"iceberg.rest-catalog.vended-credentials-enabled"}  # tests/gateway/test_engines.py
-    assert documented_names - known_values - gateway_properties == {"iceberg.rest-catalog.oauth2.credential"}
+    assert documented_names - tested_names - gateway_properties == {"iceberg.rest-catalog.oauth2.credential"}
 
 
 def test_operators_page_names_every_metric() -> None:

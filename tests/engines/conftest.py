@@ -81,7 +81,7 @@ CLIENT_WARNINGS = ("ignore::ResourceWarning", "ignore::DeprecationWarning", "ign
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Ignore the warnings of clients in this folder, mark tests of Spark, and mark some tests as slow.
 
-    A test over one kind of storage is slow if another test has the same access to storage.
+    If two tests differ only in the kind of storage, and both access it in the same way, one of them is slow.
     """
     folder = Path(__file__).parent
     for item in items:
@@ -89,12 +89,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.filterwarnings(*CLIENT_WARNINGS))
             if "spark" in getattr(item, "fixturenames", ()):
                 item.add_marker(pytest.mark.spark)
-        if isinstance(item, pytest.Function) and hasattr(item, "callspec") and _is_twin(item):
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec") and _is_covered_by_another_test(item):
             item.add_marker(pytest.mark.slow)
 
 
-def _is_twin(item: pytest.Function) -> bool:
-    """Return whether another test has the same access to storage, so that this test can be slow."""
+def _is_covered_by_another_test(item: pytest.Function) -> bool:
+    """Return whether another test accesses storage in the same way, so that this test can be slow."""
     parameters, name = item.callspec.params, item.originalname
     if parameters.get("lake") == S3_WITH_VENDED_KEYS:
         return name not in TESTS_WITH_VENDED_KEYS and not name.startswith("test_plan_table")

@@ -215,7 +215,7 @@ class Queries:
         text = f"(SELECT *, {windows} FROM ({inner})) w"
         first = "w.rn = 1 AND " if rng.random() < 0.7 else ""
         where = self._draw_condition({name: columns[name] for name in keys}, "w")
-        pairs = [(left, two, right) for (_, two), (left, right) in JOINS.items() if left in columns]
+        pairs = [(left, joined_table, right) for (_, joined_table), (left, right) in JOINS.items() if left in columns]
         if pairs and rng.random() < 0.5:
             column, other, other_column = rng.choice(pairs)
             kind = rng.choice(_JOIN_KINDS)
@@ -317,6 +317,7 @@ class Queries:
             sources[new_alias] = other
             hidden_names |= {new_alias} if kind in _LEFT_ONLY_JOIN_KINDS else set()
         if table == "sales" and rng.random() < 0.2:
+            # Join with a list of values, with the last sale of each item, or with the extremes of some stores.
             text += rng.choice(
                 [
                     f" JOIN VALUES (3, 'x'), (7, NULL), (NULL, 'y') AS v{alias} (k, l) ON v{alias}.k = {alias}.item",
@@ -340,9 +341,8 @@ class Queries:
                 for name, source in rng.sample(list(visible_sources.items()), 2)
             ]
             if rng.random() < 0.3:
-                parts[0] = (
-                    f"({parts[0]} AND {self._draw_table_condition(*rng.choice(list(visible_sources.items()))[::-1])})"
-                )
+                name, source = rng.choice(list(visible_sources.items()))
+                parts[0] = f"({parts[0]} AND {self._draw_table_condition(source, name)})"
             where.append(f"({' OR '.join(parts)})")
         columns = {
             name: (alias, kind)

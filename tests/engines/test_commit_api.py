@@ -69,7 +69,7 @@ def test_spark_reads_and_changes_snapshots_of_the_server(
         delete_files = lake.write_vectors({files[0]["file-path"]: {0, 2}, files[2]["file-path"]: {1}}, 0)
     else:
         delete_files = [lake.write_position_deletes([(files[0]["file-path"], 0), (files[0]["file-path"], 2)], 0)]
-        delete_files.append(lake.write_position_deletes([(files[2]["file-path"], 1)], 0, has_path_bounds=True))
+        delete_files.append(lake.write_position_deletes([(files[2]["file-path"], 1)], 0, names_data_file=True))
     table.commit(add=delete_files, **{"read-snapshot-id": last_answer["snapshot-id"]})
     assert len(table.check_and_read_rows()) == 13  # Three of the 16 rows are deleted.
     table.commit(add=[lake.write_equality_deletes([10, 31], 1), lake.write_data_file([(10, 1, "upserted")])])

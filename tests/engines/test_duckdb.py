@@ -159,7 +159,10 @@ def test_duckdb_replaces_one_of_several_vectors_in_a_puffin_file(
 def test_random_transactions_of_duckdb_change_only_the_rows_that_they_name(
     con: duckdb.DuckDBPyConnection, server: Seamark, seed: int
 ) -> None:
-    """Random statements over shared vectors and changed partition specs give the rows of a dict."""
+    """Random statements change the table and a dict in the same way.
+
+    Several deletion vectors of the table are in one Puffin file, and its partition spec changes.
+    """
     rng = random.Random(seed)
     name = f"random_{seed}"
     table = f"sea.shop.{name}"
@@ -172,10 +175,10 @@ def test_random_transactions_of_duckdb_change_only_the_rows_that_they_name(
                 keys = rng.sample(sorted(rows), min(len(rows), 4))
                 delete(client, f"shop.{name}", keys=pa.table({"id": keys}), mode="merge-on-read")
                 rows = {id_: value for id_, value in rows.items() if id_ not in keys}
-            with closing(seamark.duckdb.connect(server.base_url)) as con:
+            with closing(seamark.duckdb.connect(server.base_url)) as writer:
                 if rng.random() < 0.12:
-                    con.execute(f"ALTER TABLE {table} SET PARTITIONED BY (bucket({rng.randint(2, 30)}, id))")
-                con.begin()
+                    writer.execute(f"ALTER TABLE {table} SET PARTITIONED BY (bucket({rng.randint(2, 30)}, id))")
+                writer.begin()
                 changed_rows, new_rows = dict(rows), dict[int, int]()
                 try:
                     for number in range(rng.randint(1, 3)):
@@ -184,16 +187,16 @@ def test_random_transactions_of_duckdb_change_only_the_rows_that_they_name(
                         match rng.choice(("insert", "update", "delete")):
                             case "insert":
                                 new_id = 100 * (step + 1) + number
-                                con.execute(f"INSERT INTO {table} VALUES ({new_id}, {step})")
+                                writer.execute(f"INSERT INTO {table} VALUES ({new_id}, {step})")
                                 new_rows[new_id] = step
                                 continue
                             case "update":
-                                con.execute(f"UPDATE {table} SET value = {-step} WHERE {condition}")
+                                writer.execute(f"UPDATE {table} SET value = {-step} WHERE {condition}")
                                 new_rows |= dict.fromkeys(ids, -step)
                             case "delete":
-                                con.execute(f"DELETE FROM {table} WHERE {condition}")
+                                writer.execute(f"DELETE FROM {table} WHERE {condition}")
                         changed_rows = {id_: value for id_, value in changed_rows.items() if id_ not in ids}
-                    con.commit()
+                    writer.commit()
                 except duckdb.InvalidInputException:
                     # DuckDB 1.5.5 cannot do some changes of partitioned tables ("entries without partition info").
                     refused_steps += 1

@@ -148,7 +148,12 @@ def _create_wide_table(engines: PlanningEngines) -> int:
 
 
 def _build_rows_query(part: int) -> str:
-    """Return a query for the rows of a part. Each value of discount occurs with only one value of qty."""
+    """Return a query for the rows of a part, with the columns of the table `wide`.
+
+    j counts from 0 to 49, and k has two values of the part. The first and the last j get the least and the greatest
+    text and struct, so that all files have the same bounds of them. The values of discount (j % 11) and qty depend on
+    each other.
+    """
     text_expression = "CASE j WHEN 0 THEN 'Aa' WHEN 49 THEN 'Zz' WHEN 10 THEN NULL ELSE concat('M', k) END"
     extra_column = f", {text_expression}" if part >= 2 else ""
     return (

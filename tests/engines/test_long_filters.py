@@ -42,7 +42,7 @@ def read_by_generics(spark: SparkSession, uri: str, table: str, column: str, val
     """
     jvm: Any = spark._jvm
     iceberg = jvm.org.apache.iceberg
-    catalog = iceberg.read_rest.RESTCatalog()
+    catalog = iceberg.rest.RESTCatalog()
     properties = jvm.java.util.HashMap()
     properties.put("uri", uri)
     catalog.initialize("generics", properties)

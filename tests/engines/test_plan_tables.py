@@ -117,7 +117,7 @@ TABLES = {
 @pytest.mark.parametrize("kind", TABLES)
 def test_plan_table_has_the_rows_row_ids_and_files_of_the_filtered_table(engines: PlanTableEngines, kind: str) -> None:
     """The table has deleted and updated rows, added and dropped columns, and three partition specs."""
-    seed = len(kind)
+    seed = len(kind)  # The kinds have different lengths.
     rng = random.Random(seed)
     name = f"kept{seed}"
     engines.run_sql(

@@ -306,7 +306,7 @@ def _sort_rows(table: Any) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_sparks_metrics_count_the_rows_of_the_returned_file_only(engines: PlanningEngines) -> None:
-    """Iceberg's own planner sets its metrics on files and manifests, so they stay zero."""
+    """Only Iceberg's own planner sets the metrics of files and manifests. With the server's plans, they stay zero."""
     record_counts = engines.run_unplanned_sql("SELECT file_path, record_count FROM {db}.hashed.files")
     (kept_path,) = engines.plan("hashed", _build_equality("id", 42))
     frame = engines.spark.sql(f"SELECT * FROM {engines.planned_catalog}.db.hashed WHERE id = 42")

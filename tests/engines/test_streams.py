@@ -158,7 +158,7 @@ def test_spark_reads_the_latest_row_of_each_key_before_and_after_flushes(
     assert stream.run_fresh_sql("SELECT id, name FROM {db}.t ORDER BY id") == [(1, "d"), (3, "c"), (4, "e")]
     stream.post("t", {"id": 4, "name": "f"})
     expected = [(1, "d"), (3, "c"), (4, "f")]
-    # In version 3, Spark reads unflushed rows only with the header.
+    # In version 3, Spark reads rows before they are flushed (fresh rows) only with the header X-Seamark-Fresh.
     readers = [stream.run_sql, stream.run_fresh_sql] if version == "2" else [stream.run_fresh_sql]
     for _ in range(2):
         for run in readers:

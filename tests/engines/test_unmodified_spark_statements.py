@@ -137,11 +137,11 @@ class ExpectedTable:
 
 
 def _to_spark_types(row: Row) -> Row:
-    """Return the row in Spark's types: 32-bit floats, and structs as rows."""
+    """Return the row with its struct as a row of Spark."""
     from pyspark.sql import Row as SparkRow
 
-    st = None if row[5] is None else SparkRow(a=row[5][0], x=row[5][1])
-    return (*row[:5], st, row[6])
+    struct = None if row[5] is None else SparkRow(a=row[5][0], x=row[5][1])
+    return (*row[:5], struct, row[6])
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,11 @@ class UnmodifiedSpark:
 
 @pytest.fixture(scope="module")
 def unmodified_spark(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[UnmodifiedSpark]:
-    """Yield the tables and catalogs. Plans of more than three files have pages of two."""
+    """Yield the tables, and two catalogs of one server.
+
+    To the first catalog, the server sends short residuals. To the second catalog, it sends exact residuals. Plans of
+    more than three files have pages of two.
+    """
     page_settings = {"SEAMARK_PLAN_INLINE_LIMIT": "3", "SEAMARK_PLAN_PAGE_SIZE": "2"}
     with (
         Seamark(tmp_path_factory.mktemp("stock"), env=page_settings) as server,
@@ -175,7 +179,10 @@ def unmodified_spark(spark: SparkSession, tmp_path_factory: pytest.TempPathFacto
 
 
 def _build_rows(ids: range, p: int = 0) -> list[Row]:
-    """Return rows with the ids. `i` is 1 or 9, so that bounds do not exclude a number between 1 and 9."""
+    """Return rows with these ids and the columns k, i, s, f, d, st and p.
+
+    `i` is 1 or 9, so that bounds do not exclude a number between 1 and 9.
+    """
     return [(k, 1 if k % 2 else 9, f"s{k % 2}", float(k), float(k), (k % 2, float(k)), p) for k in ids]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -27,18 +28,18 @@ from tests.waits import until
 CLOCK = SystemClock()
 
 
-class FullDisk:
+class FullDiskLogger:
     """A logger whose methods all raise the error of a full disk."""
 
     def msg(self, *_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     log = debug = info = warning = error = critical = exception = msg
 
 
 @pytest.fixture
 def full_disk() -> None:
-    structlog.configure(logger_factory=lambda *_: FullDisk())
+    structlog.configure(logger_factory=lambda *_: FullDiskLogger())
     with pytest.raises(OSError, match="No space"):
         structlog.get_logger("seamark.server").warning("lost")
 
@@ -132,11 +133,11 @@ async def test_failed_part_of_housekeeping_does_not_stop_the_other_parts(
 
     async with run_server(tmp_path) as server:
         parts = server.components.housekeeping._tasks
-        results_before = await server.components.housekeeping.round()
+        results_before = await server.components.housekeeping.run_round()
         *failing_parts, last_part = results_before
         for failing_part in failing_parts:
             monkeypatch.setitem(parts, failing_part, raise_zero_division)
-        assert (await server.components.housekeeping.round()).keys() == {last_part}
+        assert (await server.components.housekeeping.run_round()).keys() == {last_part}
 
 
 def test_log_line_with_any_content_is_written(capfd: pytest.CaptureFixture[str]) -> None:

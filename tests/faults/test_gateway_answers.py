@@ -78,7 +78,7 @@ class BrokenStore:
         self.fault_counts[fault or method] += 1
         if fault:
             self.faults_left -= 1
-            self.objects |= self.replace
+            self.objects |= self.replace  # A test may replace objects while the answer is sent.
         if fault == "silent":
             return False
         if fault == "refused":
@@ -273,7 +273,8 @@ async def test_interrupted_answer_is_completed_without_a_second_connection(tmp_p
     async with open_gateway(store, tmp_path, connections=1, gateway_cache_fetch_bytes=BLOCK_BYTES - 1) as gateway:
         address = urlsplit(gateway.url)
         reader, writer = await asyncio.open_connection(address.hostname, address.port)
-        # The condition makes the store answer the request.
+        # With a condition, the store must answer the request, and not the cache. The cache may fetch less than a block,
+        # so it fetches none.
         request = f"GET {path} HTTP/1.1\r\nHost: x\r\nIf-Match: {compute_etag(data)}\r\n\r\n"
         answer = await read_answer(reader, writer, request, has_body=True)
         writer.close()

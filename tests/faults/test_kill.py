@@ -19,7 +19,11 @@ STEPS_AFTER_COMMIT = ("after-swap", "before-reply")
 
 
 def _kill_and_retry(server: KillableServer, client: HttpClient, step: str, retry: str, name: str) -> HttpClient:
-    """Commit twice, kill the server at `step` of the third commit, and retry this commit on a restarted server."""
+    """Commit twice, kill the server at `step` of the third commit, and send a commit to a restarted server.
+
+    A `retry` that begins with "with" sends the same commit with its idempotency key, one with "as another" sends
+    another commit on the same parent, and any other text sends the same commit without a key.
+    """
     assert client.create_table(name)[0] == 200
     for snapshot_id in (1, 2):
         parent_id = 1 if snapshot_id == 2 else None
@@ -156,13 +160,14 @@ def _list_dropped(client: HttpClient) -> list[str]:
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("step", _list_steps("after-metadata-write", "before-swap", "after-swap"))
 def test_killed_create_rename_register_or_drop_is_executed_completely_or_not_at_all(tmp_path: Path, step: str) -> None:
+    """The swap is the database transaction that makes the change visible."""
     with KillableServer(tmp_path / "home") as server:
         client = server.start()
         for name in ("source", "old", "doomed"):
             assert client.create_table(name)[0] == 200
         for operation, (request, status, has_happened) in _list_changes(client).items():
             if step == "after-metadata-write" and operation != "create":
-                continue  # The other steps write no file.
+                continue  # The other operations write no file.
             key = {"Idempotency-Key": create_key()}
             server.run_until_death(
                 step, 1, lambda call=client.call, sent_request=request, key=key: call(*sent_request, key)

@@ -99,7 +99,7 @@ def test_creates_renames_drops_and_undrops_with_keys_are_executed_once(proxy: Lo
     assert [row["name"] for row in body["dropped"]] == [f"b{number}" for number in range(8)]
 
 
-def test_repeat_of_a_commit_with_a_deleted_key_never_reports_failure(
+def test_repeat_of_a_commit_whose_metadata_file_is_deleted_never_reports_failure(
     start_seamark: Callable[..., Seamark],
 ) -> None:
     """After a 404 or 409, Java would delete the manifests of a valid commit."""

@@ -22,7 +22,7 @@ from pyiceberg.expressions import And, GreaterThanOrEqual, LessThanOrEqual
 from pyiceberg.table import StaticTable
 
 from tests.faults.rigs.http import HttpClient, OutcomeUnknown
-from tests.planner.lakes.tables import Table, make_between
+from tests.planner.lakes.tables import Table, build_filter_of_files
 from tests.server.test_processes import list_workers, wait_until
 from tests.services.seamark import Seamark
 
@@ -89,7 +89,7 @@ def test_manifest_decoded_by_one_worker_is_mapped_by_the_other(start_seamark: St
     rng = random.Random(1)
     ranges = [(low, low + rng.randrange(400)) for low in (rng.randrange(700) for _ in range(60))]
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda bounds: plan_on_new_connection(server, make_between(*bounds)), ranges))
+        answers = list(pool.map(lambda bounds: plan_on_new_connection(server, build_filter_of_files(*bounds)), ranges))
     for (low, high), (status, answer) in zip(ranges, answers, strict=True):
         assert status == 200, answer
         assert list_file_numbers(answer) == list(range(low, high + 1))
@@ -105,7 +105,7 @@ def test_plan_task_of_one_worker_is_answered_by_the_other(start_seamark: Start) 
     register_table(server, "t", manifests=5, per_manifest=20)
     planned_numbers = []
     for _ in range(8):
-        status, answer = plan_on_new_connection(server, make_between(5, 80))
+        status, answer = plan_on_new_connection(server, build_filter_of_files(5, 80))
         assert status == 200, answer
         tokens = answer["plan-tasks"]
         assert len(tokens) == 11  # There are 76 files, and a page has 7 files.
@@ -133,7 +133,9 @@ def test_worker_killed_during_a_cold_plan_does_not_affect_other_workers(start_se
 
     def plan_from(offset: int) -> list[int] | None:
         try:
-            status, answer = plan_on_new_connection(server, make_between(last_number - 900 + offset, last_number))
+            status, answer = plan_on_new_connection(
+                server, build_filter_of_files(last_number - 900 + offset, last_number)
+            )
         except OutcomeUnknown:
             return None
         assert status == 200, answer
@@ -220,10 +222,12 @@ def test_every_plan_during_commits_equals_that_of_its_own_snapshot(start_seamark
             head_before = head[0]
             if rng.random() < 0.5:
                 chosen_id = rng.randint(max(1, head_before - 20), head_before)
-                status, answer = plan_on_new_connection(server, make_between(low, high), **{"snapshot-id": chosen_id})
+                status, answer = plan_on_new_connection(
+                    server, build_filter_of_files(low, high), **{"snapshot-id": chosen_id}
+                )
                 oldest = newest = chosen_id
             else:
-                status, answer = plan_on_new_connection(server, make_between(low, high))
+                status, answer = plan_on_new_connection(server, build_filter_of_files(low, high))
                 oldest, newest = head_before, head[0] + 1  # A commit may have succeeded without being recorded yet.
             assert status == 200, answer
             answers.append((oldest, newest, low, high, list_file_numbers(answer)))

@@ -52,10 +52,10 @@ def _list_files(metadata: Row) -> set[str]:
     return files
 
 
-def _commit_overtaken(client: HttpClient, name: str, version: int, merge: int) -> tuple[EngineAppender, Commit]:
+def _prepare_outdated_append(client: HttpClient, name: str, version: int, merge: int) -> tuple[EngineAppender, Commit]:
     """Commit the first two of three appends on the same parent, and return the third, which is not committed.
 
-    Each append merges manifests if there are `merge` of them, unless `merge` is 0.
+    Each append also writes the entries of `merge` old manifests into its own manifest.
     """
     create_table(client, name, version)
     for file in ("a", "b"):
@@ -79,12 +79,16 @@ def _commit_overtaken(client: HttpClient, name: str, version: int, merge: int) -
     ],
 )
 def test_killed_rebase_is_applied_completely_or_not_at_all_and_only_once(tmp_path: Path, step: str, nth: int) -> None:
-    """The rebase writes a manifest, a manifest list and metadata, in this order."""
+    """Other appends are committed before this one, so the server must base it on the newest snapshot (a rebase).
+
+    The rebase writes a manifest, a manifest list and metadata, in this order. With merge=2, the append has written the
+    entries of two old manifests, which the rebase must write again. A swap is the transaction that makes it visible.
+    """
     with KillableServer(tmp_path / "home") as server:
         client = server.start()
         for number, (version, key) in enumerate(((2, None), (3, create_key()))):
             name = f"t{number}"
-            late_appender, request = _commit_overtaken(client, name, version, merge=2)
+            late_appender, request = _prepare_outdated_append(client, name, version, merge=2)
             files_before = _list_files(load_metadata(client, name))
             server.run_until_death(step, nth, partial(send_commit, client, name, request, key))
             client = server.start()

@@ -126,6 +126,7 @@ def run_campaign(home: Path, *, failures: int, seed: int, version: int, is_index
                         faults.cause_random_fault()
                     if len(list_failed_tasks(scratch / "events")) >= failures:
                         break
+                # The job ends after a batch that begins when this file exists.
                 checkpoint.with_suffix(".last").touch()
                 job.wait(timeout=120)
             finally:

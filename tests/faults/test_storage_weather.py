@@ -56,19 +56,19 @@ async def _change_faults(misbehaviour: Misbehaviour, rng: random.Random, seconds
             case 1:
                 misbehaviour.drop_requests += rng.randrange(1, 4)
             case 2:
-                misbehaviour.answer_500_after += rng.randrange(1, 4)
+                misbehaviour.answer_500_after_storing += rng.randrange(1, 4)
             case 3:
                 misbehaviour.delay_s = rng.random() * 0.2
             case _:
                 misbehaviour.delay_s = 0.0
         await asyncio.sleep(0.1)
-    misbehaviour.lose_replies = misbehaviour.drop_requests = misbehaviour.answer_500_after = 0
+    misbehaviour.lose_replies = misbehaviour.drop_requests = misbehaviour.answer_500_after_storing = 0
     misbehaviour.delay_s = 0.0
 
 
 async def _run_campaign(s3: S3, home: Path, seed: int, seconds: float) -> None:
     """Write while the proxy before the storage misbehaves, and check that commits resume and no file is missing."""
-    print(f"storage weather: seed {seed}")
+    print(f"storage faults: seed {seed}")
     async with _start_behind_proxy(s3, home) as (server, misbehaviour):
         client = HttpClient(server.base_url)
         assert (await asyncio.to_thread(client.create_table))[0] == 200
@@ -87,7 +87,7 @@ async def _run_campaign(s3: S3, home: Path, seed: int, seconds: float) -> None:
                 lambda location: (s3.root / location.removeprefix("s3://")).is_file(),
                 f"seed {seed}, {dict(recorded.outcomes)}",
             )
-            print(f"storage weather: {dict(recorded.outcomes)}")
+            print(f"storage faults: {dict(recorded.outcomes)}")
 
         loop = asyncio.get_running_loop()
         await asyncio.to_thread(write)

@@ -26,7 +26,7 @@ import pytest
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from seamark.formats.runtime.connections import Answers, ConnectionLimits, Connections
+from seamark.formats.runtime.connections import ConnectionLimits, Connections, DirectAnswers
 from seamark.metaserver.gateway.backend import S3Call
 from seamark.metaserver.gateway.caching.caching import CachingBackend
 from seamark.metaserver.gateway.connection import GatewayConnection
@@ -115,7 +115,8 @@ def cached_object(keys: Keys) -> Iterator[CachedObject]:
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_immediate_answer_equals_that_of_the_requests_task(cached_object: CachedObject, method: str) -> None:
+def test_immediate_answer_equals_the_answer_of_a_task(cached_object: CachedObject, method: str) -> None:
+    """The gateway answers a request for a cached range immediately, without a task for this request."""
     with socket.create_connection(cached_object.address) as connection:
         for start, end in ((0, 1), (5, 300_000), (SIZE_BYTES - 10, SIZE_BYTES + 100), (SIZE_BYTES, SIZE_BYTES + 1)):
             connection.sendall(cached_object.request(start, end, method=method))
@@ -231,7 +232,9 @@ async def test_connection_lost_before_its_woken_task_runs_causes_no_error() -> N
         raise AssertionError("the handler ran for a lost connection")
 
     limits = ConnectionLimits(connections=4, per_address=4, header_bytes=4096, header_timeout_s=60, send_timeout_s=60)
-    connections = Connections(web.Server(handle), limits, Answers(lambda *_: web.Response(body=b"x"), lambda: None))
+    connections = Connections(
+        web.Server(handle), limits, DirectAnswers(lambda *_: web.Response(body=b"x"), lambda: None)
+    )
     connection = connections.create_connection()
     connection.connection_made(MagicMock(spec=asyncio.Transport))
     task = connection._task_handler
@@ -246,7 +249,8 @@ async def test_connection_lost_before_its_woken_task_runs_causes_no_error() -> N
 def test_aiohttp_has_the_private_parts_that_immediate_answers_use() -> None:
     """aiohttp has no public hook between the parser and the task of a connection.
 
-    If an aiohttp version lacks these parts, this test must fail and name them, instead of slow or wrong answers.
+    Without the private parts, the gateway would answer slowly or wrongly. This test fails first and names the parts
+    that an aiohttp version lacks.
     """
     handler = inspect.getsource(RequestHandler)
     connection = inspect.getsource(GatewayConnection)

@@ -20,7 +20,7 @@ from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.gateway.aws_chunked import SIGNED_TRAILER, UNSIGNED_TRAILER, ChunkDecoder, ChunkSigner
 from seamark.metaserver.gateway.caching.records import ObjectRecord
 from seamark.metaserver.gateway.conditions import check_read
-from seamark.metaserver.gateway.folder_uploads import read_complete
+from seamark.metaserver.gateway.folder_uploads import parse_complete_multipart_upload
 from seamark.metaserver.gateway.s3_errors import S3Error
 from seamark.metaserver.gateway.sigv4 import SignatureClaim, derive_signing_key
 from seamark.metaserver.objects.s3_scope import UNSIGNED_PAYLOAD, parse_delete_body
@@ -60,7 +60,7 @@ def test_xml_with_many_elements_is_rejected_before_it_is_parsed(monkeypatch: pyt
     monkeypatch.setattr(ElementTree, "fromstring", parse)
     for document in ("<a/>" * 900_000, "<a>" * 500_000):
         with pytest.raises(S3Error, match="elements"):
-            read_complete(document.encode())
+            parse_complete_multipart_upload(document.encode())
         with pytest.raises(BadRequest, match="tags; at most 8,000"):
             parse_delete_body(document)
     assert not parsed_texts
@@ -68,7 +68,8 @@ def test_xml_with_many_elements_is_rejected_before_it_is_parsed(monkeypatch: pyt
     part = f"<Part><PartNumber>1</PartNumber><ETag>a</ETag>{checksums}</Part>"
     monkeypatch.undo()
     part_elements = "".join(part.replace("1", str(number), 1) for number in range(1, 10_001))
-    assert len(read_complete(f"<CompleteMultipartUpload>{part_elements}</CompleteMultipartUpload>".encode())) == 10_000
+    document = f"<CompleteMultipartUpload>{part_elements}</CompleteMultipartUpload>"
+    assert len(parse_complete_multipart_upload(document.encode())) == 10_000
     keys = "".join(f"<Object><Key>{number}</Key></Object>" for number in range(1000))
     assert len(parse_delete_body(f"<Delete><Quiet>true</Quiet>{keys}</Delete>")) == 1000
 

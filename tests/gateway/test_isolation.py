@@ -43,7 +43,7 @@ def client(own_keys: Keys) -> Iterator[Any]:
     client.close()
 
 
-def _call_for_code(call: Any, **arguments: Any) -> str:
+def _call_and_describe(call: Any, **arguments: Any) -> str:
     """Return the error code of a call, or OK and the bytes that the call returns."""
     try:
         answer = call(**arguments)
@@ -85,35 +85,35 @@ def test_no_operation_reaches_another_table(rig: GatewayRig, victim_keys: Keys, 
     copy_source = {"CopySource": {"Bucket": victim_object["Bucket"], "Key": victim_object["Key"]}}
     delete_request = {"Objects": [{"Key": victim_object["Key"]}]}
     codes = {
-        "get": _call_for_code(client.get_object, **victim_object),
-        "put": _call_for_code(client.put_object, **victim_object, Body=b"x"),
-        "delete": _call_for_code(client.delete_object, **victim_object),
-        "delete many": _call_for_code(client.delete_objects, Bucket=victim_object["Bucket"], Delete=delete_request),
-        "copy from": _call_for_code(client.copy_object, **own_object, **copy_source),
-        "copy to": _call_for_code(client.copy_object, **victim_object, CopySource=own_object),
-        "part copy": _call_for_code(
+        "get": _call_and_describe(client.get_object, **victim_object),
+        "put": _call_and_describe(client.put_object, **victim_object, Body=b"x"),
+        "delete": _call_and_describe(client.delete_object, **victim_object),
+        "delete many": _call_and_describe(client.delete_objects, Bucket=victim_object["Bucket"], Delete=delete_request),
+        "copy from": _call_and_describe(client.copy_object, **own_object, **copy_source),
+        "copy to": _call_and_describe(client.copy_object, **victim_object, CopySource=own_object),
+        "part copy": _call_and_describe(
             client.upload_part_copy, **own_object, UploadId=upload_id, PartNumber=1, **copy_source
         ),
-        "upload": _call_for_code(client.create_multipart_upload, **victim_object),
-        "list": _call_for_code(client.list_objects_v2, Bucket=victim_keys.bucket, Prefix=victim_keys.prefix),
-        "list all": _call_for_code(client.list_objects_v2, Bucket=victim_keys.bucket),
-        "list above": _call_for_code(
+        "upload": _call_and_describe(client.create_multipart_upload, **victim_object),
+        "list": _call_and_describe(client.list_objects_v2, Bucket=victim_keys.bucket, Prefix=victim_keys.prefix),
+        "list all": _call_and_describe(client.list_objects_v2, Bucket=victim_keys.bucket),
+        "list above": _call_and_describe(
             client.list_objects_v2, Bucket=victim_keys.bucket, Prefix=own_keys.prefix.rstrip("/")
         ),
-        "buckets": _call_for_code(client.list_buckets),
-        "uploads": _call_for_code(client.list_multipart_uploads, Bucket=victim_keys.bucket),
-        "policy": _call_for_code(client.get_bucket_policy, Bucket=victim_keys.bucket),
-        "bucket": _call_for_code(client.delete_bucket, Bucket=victim_keys.bucket),
-        "acl": _call_for_code(client.put_object_acl, **own_object, ACL="public-read"),
-        "parts of another": _call_for_code(client.list_parts, **victim_object, UploadId=victim_upload_id),
+        "buckets": _call_and_describe(client.list_buckets),
+        "uploads": _call_and_describe(client.list_multipart_uploads, Bucket=victim_keys.bucket),
+        "policy": _call_and_describe(client.get_bucket_policy, Bucket=victim_keys.bucket),
+        "bucket": _call_and_describe(client.delete_bucket, Bucket=victim_keys.bucket),
+        "acl": _call_and_describe(client.put_object_acl, **own_object, ACL="public-read"),
+        "parts of another": _call_and_describe(client.list_parts, **victim_object, UploadId=victim_upload_id),
     }
     assert set(codes.values()) == {"AccessDenied"}, codes
     # The upload id of another table is rejected for the caller's own key.
     assert (
-        _call_for_code(client.upload_part, **own_object, UploadId=victim_upload_id, PartNumber=1, Body=b"x")
+        _call_and_describe(client.upload_part, **own_object, UploadId=victim_upload_id, PartNumber=1, Body=b"x")
         == "NoSuchUpload"
     )
-    assert _call_for_code(client.list_parts, **own_object, UploadId=victim_upload_id) == "NoSuchUpload"
+    assert _call_and_describe(client.list_parts, **own_object, UploadId=victim_upload_id) == "NoSuchUpload"
     assert victim_client.get_object(**victim_object)["Body"].read() == SECRET
     victim_client.close()
 
@@ -196,13 +196,13 @@ def test_forged_and_mixed_credentials_are_rejected(victim_keys: Keys, own_keys: 
     }
     for name, keys in forged_keys.items():
         client_with_forged_keys = keys.make_client()
-        assert _call_for_code(client_with_forged_keys.get_object, **victim_object) in (
+        assert _call_and_describe(client_with_forged_keys.get_object, **victim_object) in (
             "AccessDenied",
             "SignatureDoesNotMatch",
         ), name
         client_with_forged_keys.close()
     tokenless_client = replace(victim_keys, token="").make_client()
-    assert _call_for_code(tokenless_client.get_object, **victim_object) == "AccessDenied"
+    assert _call_and_describe(tokenless_client.get_object, **victim_object) == "AccessDenied"
     tokenless_client.close()
 
 

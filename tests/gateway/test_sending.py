@@ -32,14 +32,14 @@ def test_answers_stay_within_the_budget_and_the_share_of_their_principal() -> No
     for _ in range(2_000):
         if answers and rng.random() < 0.45:
             answer_budget = rng.choice(list(answers))
-            answer_budget.keep(0)
-            answer_budget.keep(0)
+            answer_budget.set_charge(0)
+            answer_budget.set_charge(0)
             del answers[answer_budget]
         else:
             principal = rng.choice(("a", "a", "a", "b", "c"))
             answer_budget = AnswerBudget(budget, principal)
-            size = min(answer_budget.offer, rng.randrange(1, 2 * STEP_BYTES))
-            answer_budget.keep(size)
+            size = min(answer_budget.next_bytes, rng.randrange(1, 2 * STEP_BYTES))
+            answer_budget.set_charge(size)
             answers[answer_budget] = (principal, size)
         budget.check_invariants()
         total = sum(size for _, size in answers.values())
@@ -59,13 +59,13 @@ def test_principal_with_many_slow_readers_leaves_large_steps_to_other_principals
     budget = SendBudget(64 << 20, 32 << 20)
     for _ in range(5000):
         answer_budget = AnswerBudget(budget, "crowd")
-        answer_budget.keep(answer_budget.offer)
-    assert budget.offer("crowd") == STEP_MIN_BYTES
+        answer_budget.set_charge(answer_budget.next_bytes)
+    assert budget.compute_next_bytes("crowd") == STEP_MIN_BYTES
     budget = SendBudget(256 << 20, 128 << 20)
     for _ in range(2000):
         answer_budget = AnswerBudget(budget, "crowd")
-        answer_budget.keep(answer_budget.offer)
-    assert budget.offer("other") == STEP_BYTES
+        answer_budget.set_charge(answer_budget.next_bytes)
+    assert budget.compute_next_bytes("other") == STEP_BYTES
 
 
 @pytest.mark.slow

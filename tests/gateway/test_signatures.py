@@ -219,7 +219,7 @@ def test_credentials_are_the_same_on_every_replica_and_expire() -> None:
     credentials = keys.issue("uuid", "s3://b/t", writable=True, principal_name="w")
     assert 1_800_000 <= credentials.expires_ms - clock.now_ms() <= 3_600_000
     replica = GatewayKeys(make_fixed_keyring(clock=clock), clock, lifetime_s=60)
-    grant, secret = replica.open(credentials.token, credentials.access_key_id)
+    grant, secret = replica.verify(credentials.token, credentials.access_key_id)
     assert (grant.location, grant.writable, secret) == ("s3://b/t", True, credentials.secret_access_key)
     assert keys.issue("uuid", "s3://b/t", writable=True, principal_name="w") == credentials
     keys_of_other_keyring = GatewayKeys(make_fixed_keyring(b"o", clock), clock, lifetime_s=3600)
@@ -232,14 +232,14 @@ def test_credentials_are_the_same_on_every_replica_and_expire() -> None:
     assert len({item.secret_access_key for item in [credentials, *other_credentials]}) == 5
     assert len({item.access_key_id for item in [credentials, *other_credentials]}) == 5
     with pytest.raises(Forbidden):
-        keys.open(other_credentials[3].token, other_credentials[3].access_key_id)
+        keys.verify(other_credentials[3].token, other_credentials[3].access_key_id)
     with pytest.raises(Forbidden):
-        keys.open(credentials.token, other_credentials[0].access_key_id)
+        keys.verify(credentials.token, other_credentials[0].access_key_id)
     for position in range(0, len(credentials.token), 7):
         letter = "B" if credentials.token[position] == "A" else "A"
         changed_token = credentials.token[:position] + letter + credentials.token[position + 1 :]
         with pytest.raises(Forbidden):
-            keys.open(changed_token, credentials.access_key_id)
+            keys.verify(changed_token, credentials.access_key_id)
     clock.advance(3_601_000)
     with pytest.raises(ExpiredGrant):
-        keys.open(credentials.token, credentials.access_key_id)
+        keys.verify(credentials.token, credentials.access_key_id)

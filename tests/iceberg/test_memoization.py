@@ -25,7 +25,7 @@ def _join_three(first: str, second: str, third: str) -> str:
 
 
 def _join_optional(first: str, second: str = "-") -> str:
-    """Return the text, joined with the second text if it is given."""
+    """Return both texts joined. The default of the second text is a hyphen."""
     return first + second
 
 

@@ -13,6 +13,8 @@ from seamark.formats.iceberg.views.view_updates import VIEW_ACTIONS, apply_view_
 from seamark.formats.runtime.errors import BadRequest, Corrupt
 from tests.iceberg.samples import EVENTS, NOW_MS, UUID, Json, build_field, build_schema
 
+COMMIT_MS = NOW_MS + 5000
+"""The time of a commit to the view, unless a test gives another time."""
 OTHER_SCHEMA = build_schema(build_field(1, "n", "int"))
 
 
@@ -39,7 +41,7 @@ def build_view(**fields: Any) -> ViewMetadata:
     return build_view_metadata(**{**document, "now_ms": NOW_MS, **fields})
 
 
-def apply_updates(base: ViewMetadata | None, *updates: Json, now_ms: int = NOW_MS + 5000) -> ViewMetadata:
+def apply_updates(base: ViewMetadata | None, *updates: Json, now_ms: int = COMMIT_MS) -> ViewMetadata:
     return apply_view_updates(base, updates, now_ms=now_ms)
 
 
@@ -103,7 +105,7 @@ def test_version_equal_to_an_old_version_is_reused() -> None:
     reverted_view = apply_updates(view, *build_replacement("SELECT 1", **{"timestamp-ms": NOW_MS + 9}))
     assert (reverted_view.current_version_id, len(reverted_view.versions)) == (1, 2)
     # The version became current again in this commit, not when it was created.
-    assert [(entry.version_id, entry.timestamp_ms) for entry in reverted_view.version_log][-1] == (1, NOW_MS + 5000)
+    assert [(entry.version_id, entry.timestamp_ms) for entry in reverted_view.version_log][-1] == (1, COMMIT_MS)
     assert apply_updates(view, *build_replacement("SELECT 2")) is view
 
 

@@ -78,10 +78,19 @@ Side = dict[int, bytes]
 
 
 def build_columns(side: Side, heap: bytearray) -> tuple[Any, Any, Any]:
+    """Append the bounds of one side to the heap.
+
+    Args:
+        side: The lower or the upper bounds of a column by row.
+        heap: The bytes of all bounds.
+
+    Returns:
+        The rows that have a bound, and the starts and the lengths of these bounds in the heap.
+    """
     starts = []
     for data in side.values():
         starts.append(len(heap))
-        heap += data + b"\xc3"  # This byte is invalid in UTF-8, so a check beyond the end of a bound is visible.
+        heap += data + b"\xc3"  # This byte is invalid in UTF-8. A check that reads beyond the end of a bound fails.
     lengths = [len(data) for data in side.values()]
     return np.array(list(side), np.int32), np.array(starts, np.int64), np.array(lengths, np.int32)
 

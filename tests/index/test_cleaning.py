@@ -14,7 +14,7 @@ from seamark.formats.index.definitions import PREFIX, read_definitions
 from seamark.formats.runtime.errors import RetryLater
 from seamark.metaserver.catalog.values import Caller, CreateTable
 from seamark.metaserver.store.model import RegisteredIndexFile
-from tests.catalog.rig import rename_without_digest
+from tests.catalog.rig import use_metadata_file_without_digest
 from tests.server.rig import RunningServer, run_server
 
 DAY_S = 86_400
@@ -66,7 +66,7 @@ async def wait_for_retention() -> None:
 
 
 async def clean_index_files(server: RunningServer) -> int:
-    return (await server.components.housekeeping.round())["index_files_cleaned"]
+    return (await server.components.housekeeping.run_round())["index_files_cleaned"]
 
 
 async def test_superseded_and_quarantined_files_are_deleted_after_their_retention_time(
@@ -145,7 +145,8 @@ async def test_folder_of_another_table_is_not_cleaned(tmp_path: Path) -> None:
         other_file.write_bytes(b"an index file of another table")
         long_ago = server.components.clock.now_ms() / 1000 - 2 * DAY_S
         os.utime(other_file, (long_ago, long_ago))
-        path = rename_without_digest(table.entry.metadata_location)
+        # The server would notice a change of a file whose name has a digest of the content.
+        path = use_metadata_file_without_digest(table.entry.metadata_location)
         metadata_json = json.loads(path.read_text())
         path.write_text(json.dumps({**metadata_json, "location": other_file.parents[2].as_uri()}))
         server.components.catalog.documents.cache.clear()

@@ -62,7 +62,7 @@ def build_index_file(kind: str, columns: Sequence[Keys]) -> bytes:
     return b"".join(parts)
 
 
-def register_file(kind: str, size_bytes: int) -> RegisteredIndexFile:
+def build_registered_file(kind: str, size_bytes: int) -> RegisteredIndexFile:
     return RegisteredIndexFile(
         uuid="u", location=LOCATION, definition="d", kind=kind, level=0, files=1, rows=1, size_bytes=size_bytes,
         snapshot_id=None, created_ms=0,
@@ -71,7 +71,7 @@ def register_file(kind: str, size_bytes: int) -> RegisteredIndexFile:
 
 async def open_remote_file(kind: str, storage: RecordingStorage) -> RemoteIndexFile:
     store: Any = storage
-    return (await open_remote(store, register_file(kind, len(storage.data))))[1]
+    return (await open_remote(store, build_registered_file(kind, len(storage.data))))[1]
 
 
 def draw_keys(rng: random.Random, kind: Kind, columns: Sequence[Sequence[Any]]) -> Keys:
@@ -86,10 +86,10 @@ def draw_query(rng: random.Random, index: str, kind: Kind, columns: Sequence[Seq
     return BloomQuery(hash_keys(keys, 0)) if index == "bloom" else RecordQuery.from_keys([keys])
 
 
-@pytest.fixture(params=["by key", "by edges"])
-def small_index_layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=["small", "large"])
+def index_layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Use the layout of small bitmap indexes, or force the layout of large indexes by limits that no index meets."""
-    if request.param == "by edges":
+    if request.param == "large":
         for name in ("SMALL_INDEX_MAX_BYTES", "SHARED_MAX_FRACTION", "UNSHARED_MAX_FRACTION"):
             monkeypatch.setattr(postings, name, -1)
 
@@ -104,7 +104,7 @@ def first_read_size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("index", ENTRY_BUILDERS)
 @pytest.mark.parametrize("seed", mark_fast(range(8), 2))
 async def test_answers_from_range_reads_equal_answers_from_the_whole_file(
-    index: str, seed: int, small_index_layout: None, first_read_size: None
+    index: str, seed: int, index_layout: None, first_read_size: None
 ) -> None:
     rng = random.Random(f"{index} {seed}")
     kind = rng.choice(KINDS)
@@ -135,7 +135,7 @@ async def test_answers_from_range_reads_equal_answers_from_the_whole_file(
 @pytest.mark.few_cases(8)
 @pytest.mark.parametrize("index", ENTRY_BUILDERS)
 @pytest.mark.parametrize("seed", range(4))
-async def test_flipped_bytes_never_cause_a_wrong_answer(index: str, seed: int, small_index_layout: None) -> None:
+async def test_flipped_bytes_never_cause_a_wrong_answer(index: str, seed: int, index_layout: None) -> None:
     rng = random.Random(f"flipped {index} {seed}")
     kind = rng.choice(KINDS)
     columns = [draw_column(rng, kind, rng.choice([1, 65, 300])) for _ in range(6)]

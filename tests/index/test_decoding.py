@@ -58,25 +58,26 @@ def decoders() -> Iterator[Decoders]:
 async def decode_until_processes_answer(decoders: Decoders) -> None:
     """Decode manifests again and again until helper processes have decoded as many of them as there are processes."""
     async with asyncio.timeout(60):
-        count_before = decoders.by_processes
-        while decoders.by_processes < count_before + THREADS:
+        count_before = decoders.manifests_decoded_by_processes
+        while decoders.manifests_decoded_by_processes < count_before + THREADS:
             blocks = await asyncio.gather(*(decoders.decode(*item) for item in MANIFESTS))
             assert [bytes(result) for result in blocks] == BLOCKS
 
 
 @pytest.mark.slow
 async def test_decoding_processes_return_the_same_blocks_and_end_when_idle(decoders: Decoders) -> None:
+    """Processes decode while at least 1,000 bytes of manifests are expected, and end after the outermost `with`."""
     with decoders.expect_manifests(1000):
         with decoders.expect_manifests(1_000_000):
             await decode_until_processes_answer(decoders)
         assert 1 <= len(list_decoding_processes()) <= THREADS
         await decode_until_processes_answer(decoders)
-    by_processes = decoders.by_processes
+    by_processes = decoders.manifests_decoded_by_processes
     async with asyncio.timeout(60):
         while list_decoding_processes():
             await asyncio.sleep(0.01)
     assert bytes(await decoders.decode(*MANIFESTS[0])) == BLOCKS[0]
-    assert decoders.by_processes == by_processes
+    assert decoders.manifests_decoded_by_processes == by_processes
     with decoders.expect_manifests(1000):  # New processes start after the idle processes have ended.
         await decode_until_processes_answer(decoders)
 
@@ -130,16 +131,19 @@ async def test_threads_decode_when_no_process_can_be_started(
         for _ in range(3):
             blocks = await asyncio.gather(*(decoders.decode(*item) for item in MANIFESTS))
             assert [bytes(result) for result in blocks] == BLOCKS
-    assert decoders.by_processes == 0
+    assert decoders.manifests_decoded_by_processes == 0
 
 
 @pytest.mark.slow
 async def test_process_with_nonsensical_answers_is_abandoned(
     decoders: Decoders, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    script = tmp_path / "nonsense"
-    script.write_text("#!/bin/sh\nhead -c 9 /dev/zero\nexec cat\n")  # The process answers requests with nonsense.
+    """A process without a valid answer is used once. A thread then decodes the manifest, and a new process starts."""
+    script, starts = tmp_path / "nonsense", tmp_path / "starts"
+    # 9 zeros are the message that a process is ready. Then the process returns each request as the answer.
+    script.write_text(f"#!/bin/sh\necho started >> {starts}\nhead -c 9 /dev/zero\nexec cat\n")
     script.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(script))
     with decoders.expect_manifests(1000):
         await decode_until_processes_answer(decoders)
+    assert len(starts.read_text().splitlines()) >= THREADS, "each process with an invalid answer must be replaced"

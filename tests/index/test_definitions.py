@@ -221,7 +221,7 @@ def test_index_is_kept_after_a_promotion_that_does_not_change_its_keys(
         ("truncate[10]", "int", "long"),  # The truncation of some of the least ints overflows, but not of longs.
     ],
 )
-def test_index_on_a_function_is_dropped_when_the_functions_type_changes(
+def test_index_on_a_function_gets_another_id_when_the_functions_type_changes(
     transform: str, kind: str, promoted_kind: str
 ) -> None:
     old_definition, new_definition = (

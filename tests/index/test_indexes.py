@@ -177,7 +177,7 @@ async def test_file_of_an_unknown_version_is_ignored_and_stays_registered(enviro
 def write_cube(table_uuid: str, files: int) -> bytes:
     schema = Schema((Field(1, "id", True, "long"),), schema_id=0)
     definition = define_index("c", "cube", ["id"], schema, measures=["count(*)"])
-    groups = CUBE.build_aggregates(
+    groups = CUBE.build_entry_with_aggregates(
         definition.terms, definition.measures, {1: pa.chunked_array([[1, 2, 2]])}, definition.parameters
     )
     counts = np.full(files, 3, np.uint64)

@@ -1,5 +1,6 @@
-"""Tests of the kernels against comparisons in plain Python, over several blocks with gaps, constants and long
-strings.
+"""Tests of the compiled functions against comparisons in plain Python.
+
+The columns have several blocks with gaps, constants and long strings.
 """
 
 from __future__ import annotations
@@ -18,12 +19,28 @@ from seamark.formats.index.packing import NONE, Form, Packed, encode_key, get_fo
 from tests.index.kinds.test_packing import VALUES, pack_bounds
 from tests.seeds import examples, first_seed, mark_fast
 
-OPS = {0: lambda a, b: a <= b, 1: lambda a, b: a < b, 2: lambda a, b: a >= b, 3: lambda a, b: a > b}
+NO_ROW, ALL_ROWS, ROWS_OF_MASK = range(3)
+"""The states of a block in a selection. `ROWS_OF_MASK` selects the rows whose byte in the mask is 1."""
+LT_EQ, LT, GT_EQ, GT = range(4)
+"""The numbers of the comparison operators."""
+OPS = {LT_EQ: lambda a, b: a <= b, LT: lambda a, b: a < b, GT_EQ: lambda a, b: a >= b, GT: lambda a, b: a > b}
+LAYOUT_COLUMNS = 15
+"""The number of integers that describe a block to the compiled functions.
+
+Columns: 0 form (-1: no values), 1 width of a code, 2 address of the codes, 3 address of the bitmap of present values
+(0: all are present), 4 row count, 5 first row, 6 base that is added to the codes, 7 to 12 parts of texts, 13 address of
+the sketch (0: none), 14 shift of the sketch. The sketch has one byte for each row, for example the 8 highest bits of
+its code. The byte alone decides the comparison of most rows.
+"""
 Blocks = list[list[Value | None]]
 
 
 class ScanColumns:
-    """Columns of several blocks in the kernels' layout, as in a view."""
+    """The bounds of several blocks in the layout of the compiled functions (`LAYOUT_COLUMNS`).
+
+    With `absent_low`, an absent value is stored below all values, otherwise above them. With `sketched`, columns have
+    sketches, one byte for each row, where their type allows it.
+    """
 
     def __init__(self, kind: str, blocks: Blocks, *, absent_low: bool, sketched: bool = False) -> None:
         self.referenced_arrays: list[object] = []
@@ -31,7 +48,7 @@ class ScanColumns:
         for values in blocks:
             column, packed_span = pack_bounds(kind, values, absent_low=absent_low)
             if column is None or packed_span is None:
-                rows.append((-1,) + (0,) * 14)  # The form -1 means that the block has no values.
+                rows.append((-1,) + (0,) * (LAYOUT_COLUMNS - 1))  # The form -1 means that the block has no values.
                 low.append(0)
                 high.append(0)
             else:
@@ -41,7 +58,10 @@ class ScanColumns:
                 row = _encode_span_row(packed_span, address, len(values), first_row)
                 if sketched and packed_span.form != Form.FLOATS and packed_span.width >= 4:
                     make = self._make_sketch if packed_span.form == Form.INTEGERS else self._make_string_sketch
-                    row = (*row[:13], *make(memory[packed_span.codes :], packed_span.width, len(values)))
+                    row = (
+                        *row[: LAYOUT_COLUMNS - 2],
+                        *make(memory[packed_span.codes :], packed_span.width, len(values)),
+                    )
                 rows.append(row)
                 low.append(packed_span.low)
                 high.append(packed_span.high)
@@ -50,13 +70,13 @@ class ScanColumns:
         assert form is not None
         dtype = (np.int64, np.float64, np.uint64)[form]
         self.form, self.rows = form, first_row
-        self.layout = np.array(rows, dtype=np.int64).reshape(len(blocks), 15)
+        self.layout = np.array(rows, dtype=np.int64).reshape(len(blocks), LAYOUT_COLUMNS)
         self.low, self.high = np.array(low, dtype=dtype), np.array(high, dtype=dtype)
 
     def _make_sketch(self, memory: np.ndarray, width: int, rows: int) -> tuple[int, int]:
         """Return (address, shift) of a sketch, which has the 8 highest bits of each code, relative to the largest code.
 
-        The kernel makes no sketch if too many rows have the same byte, but this function always makes one.
+        The compiled function `sketch` makes none if too many rows have the same byte. This function always makes one.
         """
         codes = memory[: width * rows].view(f"<u{width}")
         shift = max(0, int(codes.max(initial=0)).bit_length() - 8)
@@ -65,7 +85,13 @@ class ScanColumns:
         return int(sketch.__array_interface__["data"][0]), shift
 
     def _make_string_sketch(self, memory: np.ndarray, width: int, rows: int) -> tuple[int, int]:
-        """Make a sketch with as many bounds as codes, and with the remaining bounds equal."""
+        """Make a sketch, in which the byte of a row is the number of bounds that are not greater than its code.
+
+        The 127 bounds are the codes, repeated or cut.
+
+        Returns:
+            The address of the bytes, which follow the bounds, and 0, because a sketch of texts has no shift.
+        """
         codes = memory[: width * rows].view(f"<u{width}").astype(np.uint64)
         bounds = np.sort(np.resize(codes, 127))
         sketch = np.concatenate((bounds.view(np.uint8), np.searchsorted(bounds, codes, "right").astype(np.uint8)))
@@ -89,7 +115,7 @@ class ScanColumns:
 
 
 def _encode_span_row(packed_span: Packed, address: int, rows: int, first_row: int) -> tuple[int, ...]:
-    """Return the row of a block in the layout that the kernels read. The last two columns describe a sketch."""
+    """Return the layout of a block (`LAYOUT_COLUMNS`). The last two columns are 0: there is no sketch."""
 
     def to_address(offset: int) -> int:
         return 0 if offset == NONE else address + offset
@@ -118,7 +144,7 @@ def select_rows(state: np.ndarray, mask: np.ndarray, blocks: Sequence[Sequence[o
     for number, values in enumerate(blocks):
         first_row = len(selected_flags)
         selected_flags += [
-            bool(state[number] == 1 or (state[number] == 2 and mask[row]))
+            bool(state[number] == ALL_ROWS or (state[number] == ROWS_OF_MASK and mask[row]))
             for row in range(first_row, first_row + len(values))
         ]
     return selected_flags
@@ -152,14 +178,17 @@ def test_comparison_keeps_matching_and_absent_values(kind: str, data: st.DataObj
     op = data.draw(st.sampled_from(sorted(OPS)))
     flat_values = [value for values in blocks for value in values if value is not None]
     literal = data.draw(st.one_of(VALUES[kind], *([st.sampled_from(flat_values)] if flat_values else [])))
-    sides = ScanColumns(kind, blocks, absent_low=op < 2, sketched=data.draw(st.booleans()))
+    sides = ScanColumns(kind, blocks, absent_low=op in (LT_EQ, LT), sketched=data.draw(st.booleans()))
     key = encode_key(sides.form, kind, literal)
-    assume((op, key) not in ((3, 2**63 - 1), (1, -(2**63))))  # No value is beyond these keys, so no row must be kept.
+    assume((op, key) not in ((GT, 2**63 - 1), (LT, -(2**63))))  # No value is beyond these keys, so no row must be kept.
     rows = sum(map(len, blocks))
     pattern = data.draw(st.lists(st.booleans(), min_size=1, max_size=100))
     old_mask = np.resize(np.array(pattern, dtype=np.uint8), rows)
     state = np.array(
-        data.draw(st.lists(st.sampled_from([0, 1, 2]), min_size=len(blocks), max_size=len(blocks))), np.uint8
+        data.draw(
+            st.lists(st.sampled_from([NO_ROW, ALL_ROWS, ROWS_OF_MASK]), min_size=len(blocks), max_size=len(blocks))
+        ),
+        np.uint8,
     )
     mask = old_mask.copy()
     rows_before = select_rows(state, mask, blocks)
@@ -192,6 +221,7 @@ def test_comparison_with_a_sketch_keeps_matching_values(round_number: int) -> No
     code_sketch = _scan.sketch(int(codes.__array_interface__["data"][0]), codes.itemsize, rows)
     shift = max(0, int(codes.max()).bit_length() - 8)
     largest_group = max(Counter(int(code) >> shift for code in codes.tolist()).values())
+    # No sketch is made if more than a 64th of the rows have the same byte, because it would decide too few rows.
     assert (code_sketch is None) == (64 * largest_group > rows)
     sketch = (codes >> dtype(shift)).astype(np.uint8)
     if code_sketch is not None:
@@ -199,7 +229,7 @@ def test_comparison_with_a_sketch_keeps_matching_values(round_number: int) -> No
     assert sketch.tolist() == [int(code) >> shift for code in codes.tolist()]
     assert int(codes.max()) >> shift < 256
     addresses = [int(array.__array_interface__["data"][0]) for array in (codes, sketch)]
-    layout = np.zeros((1, 15), dtype=np.int64)
+    layout = np.zeros((1, LAYOUT_COLUMNS), dtype=np.int64)
     # These columns are the form, the width and the address of the codes, the rows, the sketch and its shift.
     layout[0, [0, 1, 2, 4, 13, 14]] = 0, codes.itemsize, addresses[0], rows, addresses[1], shift
     summary = codes.min(keepdims=True).astype(np.int64), codes.max(keepdims=True).astype(np.int64)
@@ -207,12 +237,12 @@ def test_comparison_with_a_sketch_keeps_matching_values(round_number: int) -> No
     for literal in {min(int(literal), 2**63 - 1) for literal in literals}:
         for op, passes in OPS.items():
             old_mask = rng.integers(0, 2, rows, dtype=np.uint8)
-            for state_before in (1, 2):
+            for state_before in (ALL_ROWS, ROWS_OF_MASK):
                 state, mask = np.array([state_before], dtype=np.uint8), old_mask.copy()
                 _scan.narrow_all([(layout, *summary, op, literal)], layout, state, mask)
                 expected = [
-                    passes(code, literal) and (state_before == 1 or previous_state == 1)
-                    for code, previous_state in zip(codes.tolist(), old_mask.tolist(), strict=True)
+                    passes(code, literal) and (state_before == ALL_ROWS or was_selected == 1)
+                    for code, was_selected in zip(codes.tolist(), old_mask.tolist(), strict=True)
                 ]
                 assert select_rows(state, mask, [expected]) == expected, (literal, op, state_before)
 
@@ -278,9 +308,9 @@ def test_row_is_kept_when_a_list_member_is_between_its_bounds(data: st.DataObjec
 ROWS = st.builds(list.__mul__, st.lists(st.booleans(), min_size=1, max_size=30), st.sampled_from([1, 2, 9]))
 
 
-@given(st.lists(st.tuples(st.sampled_from([0, 1, 2]), ROWS), max_size=6))
+@given(st.lists(st.tuples(st.sampled_from([NO_ROW, ALL_ROWS, ROWS_OF_MASK]), ROWS), max_size=6))
 def test_collected_rows_are_the_selected_rows(blocks: list[tuple[int, list[bool]]]) -> None:
-    extents = np.zeros((len(blocks), 15), dtype=np.int64)
+    extents = np.zeros((len(blocks), LAYOUT_COLUMNS), dtype=np.int64)
     first_row = 0
     for number, (_, rows) in enumerate(blocks):
         extents[number, 4:7] = len(rows), first_row, first_row  # The rows, the first row, and the id of the first row.
@@ -288,9 +318,7 @@ def test_collected_rows_are_the_selected_rows(blocks: list[tuple[int, list[bool]
     state = np.array([state for state, _ in blocks], dtype=np.uint8)
     mask = np.array([row for _, rows in blocks for row in rows], dtype=np.uint8)
     expected = [
-        row
-        for row, kept_selected_row in enumerate(select_rows(state, mask, [rows for _, rows in blocks]))
-        if kept_selected_row
+        row for row, is_selected in enumerate(select_rows(state, mask, [rows for _, rows in blocks])) if is_selected
     ]
     assert _scan.collect(extents, state, mask).tolist() == expected
     assert _scan.count(extents, state, mask) == len(expected)

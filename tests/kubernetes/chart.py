@@ -19,7 +19,10 @@ CASES = sorted(path.stem for path in (CHART / "ci").glob("*.yaml"))
 
 
 def compute_chart_digest() -> str:
-    """Return a digest of the files that the manifests depend on."""
+    """Return a digest of the chart's files that determine the rendered Kubernetes manifests.
+
+    The schema of the values is not among them, because helm only checks the values with it.
+    """
     paths = [path for path in sorted(CHART.rglob("*")) if path.is_file() and path.name != "values.schema.json"]
     digest = hashlib.sha256()
     for path in paths:

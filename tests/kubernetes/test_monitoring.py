@@ -40,10 +40,10 @@ def record_labelled_values(metrics: ServerMetrics) -> None:
     )
     metrics.jobs.set_job_lag("compaction", lag_s=4.0, failing_tables=5)
     metrics.commits.observe_conflict("same-files")
-    metrics.peers.sample(1, 0, {"own": 1})
-    metrics.gateway_cache.sample(memory={}, disk={}, served_bytes={"disk": 1}, events={})
+    metrics.peers.set_values(1, 0, {"own": 1})
+    metrics.gateway_cache.set_values(memory={}, disk={}, served_bytes={"disk": 1}, events={})
     stats = CacheStats(hits=0, misses=0, evictions=0, refused=0, entries=0, used_bytes=0, budget_bytes=0)
-    metrics.caches.sample({"views": 1}, stats, stats)
+    metrics.caches.set_values({"views": 1}, stats, stats)
     metrics.events.count_failed_delivery("kafka")
     metrics.events.set_delivery_lag("kafka", "events:kafka:t", seconds=1.0)
 

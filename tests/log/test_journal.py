@@ -44,7 +44,9 @@ def build_append(*records: int, rows: int = 1, shard: Shard = A) -> AppendReques
 
     The rows are in the Kafka records with the offsets `records`.
     """
-    return AppendRequest((RowsEntry(shard.stream, shard.number, rows, 10, 0, records),))
+    return AppendRequest(
+        (RowsEntry(shard.stream, shard.number, rows, payload_bytes=10, kinds_bytes=0, records=records),)
+    )
 
 
 def encode_state(state: JournalState) -> bytes:
@@ -56,12 +58,13 @@ def apply_records(records: list[tuple[int, JournalRecord]], start: int) -> Journ
     reader = JournalReader(start)
     for offset, record in records:
         if offset >= start:
-            reader.read(offset, record)
+            reader.apply(offset, record)
     return reader
 
 
-@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(20, judged_number=3)))
+@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(20, number_in_ordinary_runs=3)))
 def test_replica_that_starts_at_a_head_ends_in_the_same_state(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head is a summary of the journal, which is written to the journal in pieces. A new replica starts there."""
     monkeypatch.setattr(journal, "HEAD_PIECE_BYTES", 50)
     rng = random.Random(seed)
     full_reader = JournalReader(0)
@@ -71,7 +74,7 @@ def test_replica_that_starts_at_a_head_ends_in_the_same_state(seed: int, monkeyp
 
     def write(data: bytes) -> None:
         record = decode_record(data)
-        full_reader.read(len(records), record)
+        full_reader.apply(len(records), record)
         records.append((len(records), record))
 
     for step in range(60):
@@ -147,6 +150,10 @@ def test_gate_refuses_appends_that_were_checked_before_it_moved() -> None:
 
 
 def test_producers_of_an_input_topic_stay_until_a_later_topic_has_replaced_it() -> None:
+    """A topic is forgotten when a newer topic has an entry more than 10 hours after the last entry of the topic.
+
+    The newer topic must also be of the same table. A fence is an entry that begins a session of a producer.
+    """
     state = JournalState()
     first_producer, second_producer = (
         make_topic_producer_name("t", topic_id, 0) for topic_id in ("first-id", "second-id")
@@ -184,15 +191,17 @@ def test_replica_does_not_start_from_a_head_before_a_deleted_record() -> None:
     state.apply(build_group(build_append(1)))
     (late_head,) = encode_head(state.summarize(), "late", 2)
     reader = JournalReader(2)
-    reader.read(2, decode_record(early_record))
+    reader.apply(2, decode_record(early_record))
     assert not reader.is_recovered
-    reader.read(3, decode_record(late_head))
+    reader.apply(3, decode_record(late_head))
     assert reader.is_recovered
     assert reader.journal.state.read_watermark(A) == 2
 
 
 def test_rows_journaled_before_the_retention_stay_readable() -> None:
-    """A replica writes rows to Kafka, and then a record with their offsets to the journal.
+    """A row is released when it is not needed any more. The retention removes old, released rows.
+
+    A replica writes rows to Kafka, and then a record with their offsets to the journal.
 
     Another replica wrote its rows early, but its record late. The rows are then before the start of the retention.
     """
@@ -203,7 +212,7 @@ def test_rows_journaled_before_the_retention_stay_readable() -> None:
     assert start == ShardStart("t", number=0, offset=1, record=6)
     state.apply(build_group(build_append(4)))
     state.apply(build_group(TrimRequest((start,), HOUR_MS)))
-    assert state.get_first_records() == {A: 4}
+    assert state.get_deletable_offsets() == {A: 4}
     assert [batch.records for batch in state.list_batches(A)] == [(4,)]
 
 
@@ -218,6 +227,10 @@ def test_an_append_whose_rows_are_deleted_is_refused() -> None:
 
 
 def test_retention_keeps_all_records_of_a_batch_with_a_piece_that_was_written_again() -> None:
+    """The rows of a batch are in one or several records of Kafka, and `build_append` gets the offsets of these records.
+
+    A start names the first batch that the retention keeps, and the first record of it.
+    """
     state = JournalState()
     # Kafka did not report the offset of the first piece of the second batch, so it was written twice: at 3 and at 5.
     state.apply(build_group(build_append(2, 1), build_append(5, 4)))
@@ -225,7 +238,7 @@ def test_retention_keeps_all_records_of_a_batch_with_a_piece_that_was_written_ag
     (start,) = state.choose_starts(oldest_ms=1 << 60, batches_max=9, bytes_max=1 << 30)
     assert (start.offset, start.record) == (1, 4)
     assert state.apply(build_group(TrimRequest((ShardStart("t", number=0, offset=1, record=9),), HOUR_MS))) == [None]
-    assert state.get_first_records() == {A: 4}
+    assert state.get_deletable_offsets() == {A: 4}
     state.apply(build_group(ReleaseRequest((("t", 0, 2),))))
     (start,) = state.choose_starts(oldest_ms=1 << 60, batches_max=9, bytes_max=1 << 30)
     assert (start.offset, start.record) == (2, 6)
@@ -256,7 +269,10 @@ def test_a_record_of_another_version_is_refused() -> None:
 
 
 def test_only_records_with_gates_have_the_version_that_earlier_servers_refuse() -> None:
-    """An earlier server would append rows although the gate of their stream has moved."""
+    """A gate stops appends to a stream while a commit changes how its rows are written.
+
+    An earlier server would ignore the gate, so it must not read such records.
+    """
     append = build_append(0)
     assert choose_version([append, FenceRequest("p")]) == 1
     assert choose_version([append, msgspec.structs.replace(append, gates=(("t", 1),))]) == 2

@@ -17,7 +17,8 @@ from seamark.formats.runtime.errors import CommitUnknown, LogUnavailable
 from seamark.metaserver.log.kafka.broker import JournalListener, JournalRange, NewRecord
 from seamark.metaserver.log.kafka.kafka_log import KafkaLimits, KafkaLog, open_log_over
 from seamark.metaserver.log.port import Shard
-from tests.log.contract import A, build_batch
+from tests.log.contract import A as SHARD
+from tests.log.contract import build_batch
 
 LIMITS = KafkaLimits(answer_timeout_s=0.2, request_timeout_s=60)
 
@@ -38,8 +39,8 @@ class StuckBroker:
         self._end_future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._end_future.set_result(None)
 
-    async def _answer(self, step: str) -> None:
-        """Return at once, or never if this step is stuck."""
+    async def _hang_if_stuck(self, step: str) -> None:
+        """Return at once, or never if `step` is the step that does not answer."""
         if self.stuck_call == step:
             await asyncio.Event().wait()
 
@@ -47,7 +48,7 @@ class StuckBroker:
         pass
 
     async def write(self, records: Sequence[NewRecord]) -> Sequence[int | LogUnavailable]:
-        await self._answer("write")
+        await self._hang_if_stuck("write")
         return range(len(records))
 
     def write_journal(self, value: bytes) -> Awaitable[None]:
@@ -57,7 +58,7 @@ class StuckBroker:
         if self.stuck_call != "follow" and self._listener is not None:
             records = [(len(self._journal) - 1, value)]
             asyncio.get_running_loop().call_soon(self._listener.receive, records)
-        return self._answer("journal")
+        return self._hang_if_stuck("journal")
 
     async def read(self, shard: Shard, records: Sequence[int]) -> Mapping[int, bytes]:
         return {}
@@ -67,7 +68,7 @@ class StuckBroker:
         if self.stuck_call == "range":
             await asyncio.sleep(0.01)
             raise LogUnavailable("the cluster does not answer")
-        await self._answer("range for ever")
+        await self._hang_if_stuck("range for ever")
         return JournalRange(0, len(self._journal))
 
     async def delete_records(self, offsets_before: Mapping[Shard, int]) -> None:
@@ -94,27 +95,28 @@ async def open_stuck_log(limits: KafkaLimits = LIMITS) -> AsyncIterator[tuple[St
 async def test_append_without_an_answer_to_its_record_has_an_unknown_outcome(stuck_call: str) -> None:
     async with open_stuck_log() as (broker, log):
         broker.stuck_call = stuck_call
-        appends = (log.append({A: build_batch(str(number))}) for number in range(3))
+        appends = (log.append({SHARD: build_batch(str(number))}) for number in range(3))
         for outcome in await asyncio.gather(*appends, return_exceptions=True):
             assert isinstance(outcome, CommitUnknown)
         broker.stuck_call = ""
-        await log.append({A: build_batch("next")})
+        await log.append({SHARD: build_batch("next")})
 
 
 async def test_append_that_waits_too_long_for_its_turn_is_refused() -> None:
     async with open_stuck_log(replace(LIMITS, groups_max=1, request_timeout_s=0.2)) as (broker, log):
         broker.stuck_call = "write"
-        first_task = asyncio.create_task(log.append({A: build_batch("first")}))
+        first_task = asyncio.create_task(log.append({SHARD: build_batch("first")}))
         await asyncio.sleep(0.01)
         with pytest.raises(LogUnavailable, match="nothing of the request is stored"):
-            await log.append({A: build_batch("second")})
+            await log.append({SHARD: build_batch("second")})
         with pytest.raises(CommitUnknown):
             await first_task
 
 
 async def test_appends_end_when_the_log_is_closed_before_their_group_begins() -> None:
+    """The log writes waiting appends as a group."""
     async with open_stuck_log() as (_, log):
-        appends = [asyncio.create_task(log.append({A: build_batch(str(number))})) for number in range(3)]
+        appends = [asyncio.create_task(log.append({SHARD: build_batch(str(number))})) for number in range(3)]
         while not log._groups:  # The task of the group exists, but has not run yet.
             await asyncio.sleep(0)
     for outcome in await asyncio.gather(*appends, return_exceptions=True):
@@ -129,7 +131,7 @@ async def test_appends_are_refused_after_an_unexpected_error_of_the_writer(monke
     async with open_stuck_log() as (_, log):
         for _ in range(2):
             with pytest.raises(LogUnavailable, match="Restart the server"):
-                await log.append({A: build_batch("x")})
+                await log.append({SHARD: build_batch("x")})
 
 
 async def test_concurrent_readers_share_one_failed_request_for_the_end_of_the_journal() -> None:

@@ -11,7 +11,7 @@ from moto.server import ThreadedMotoServer
 
 @contextmanager
 def run_glue() -> Iterator[str]:
-    """Run Moto, an emulator of AWS Glue, with no tables in a thread, and yield its URL."""
+    """Run Moto, an emulator of AWS Glue, in a thread and without tables. Yield its URL."""
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     try:

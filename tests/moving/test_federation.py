@@ -94,7 +94,7 @@ def read_ids(client: IndexClient, table: str = "shop.orders", where: str | None 
     return sorted(scan(client, table, where=where).to_arrow().column("id").to_pylist())
 
 
-def list_names(client: IndexClient) -> dict[tuple[str, ...], Any]:
+def describe_namespaces(client: IndexClient) -> dict[tuple[str, ...], Any]:
     """Return the properties and the tables of each namespace."""
     return {
         namespace: (sorted(client.tables(namespace)), load_namespace_properties(client, namespace))
@@ -110,7 +110,7 @@ def list_files(folder: Path) -> set[str]:
 
 def test_federated_warehouse_shows_the_names_and_rows_of_the_other_catalog(federation: Federation) -> None:
     fill_with_odd_names(federation.origin, 5, namespaces=6, entries=12)
-    assert list_names(federation.warehouse_client) == list_names(federation.origin)
+    assert describe_namespaces(federation.warehouse_client) == describe_namespaces(federation.origin)
     assert read_ids(federation.warehouse_client) == [1, 2]
     assert federation.warehouse_client.explain("shop.orders", "id > 100").files == 0
     with pytest.raises(NoSuchResource):

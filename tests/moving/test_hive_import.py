@@ -71,7 +71,7 @@ def metastore() -> Iterator[tuple[Metastore, str]]:
     metastore, socket = Metastore(), TServerSocket("127.0.0.1", 0)
     socket.listen()
     port = socket.handle.getsockname()[1]
-    socket.listen = lambda: None
+    socket.listen = lambda: None  # The server would listen again, and change the port.
     server = TThreadedServer(
         ThriftHiveMetastore.Processor(metastore),
         socket,

@@ -362,7 +362,7 @@ async def test_breaker_survives_a_failed_probe_and_begins_no_task_after_its_end(
 async def open_federated_store(settings: Settings) -> AsyncIterator[FederatedStore]:
     async with open_other_catalog(settings, SystemClock()) as catalog:
         store = FederatedStore(cast("PointerStore", None), catalog)
-        store.show_tables(cast("CatalogContext", None))
+        store.connect_catalog(cast("CatalogContext", None))
         yield store
 
 

@@ -19,14 +19,22 @@ from yarl import URL
 class Misbehaviour:
     """The faults of a proxy, which a test can change at any time.
 
-    An integer field is the number of further PUT requests that will have this fault. `delay_s` and `hang_all` apply to
-    every request. `requests` has the method and the server's status of each received request.
+    Attributes:
+        lose_replies: The number of further PUT requests that the server executes, but whose replies are lost.
+        drop_requests: The number of further PUT requests that do not reach the server.
+        answer_500_after_storing: The number of further PUT requests that the server executes, but that get status 500.
+        refuse_conditional_puts: Whether a PUT request with If-None-Match gets status 501.
+        hang: Whether PUT requests get no answer for a minute.
+        hang_all: Whether all requests get no answer for a minute.
+        delay_s: The delay of every request.
+        before_put: Called before a PUT request is passed on.
+        requests: The method, and the status or the fault, of each received request.
     """
 
     lose_replies: int = 0
     drop_requests: int = 0
-    answer_500_after: int = 0
-    conditional_501: bool = False
+    answer_500_after_storing: int = 0
+    refuse_conditional_puts: bool = False
     hang: bool = False
     hang_all: bool = False
     delay_s: float = 0.0
@@ -67,7 +75,7 @@ async def _forward(
         misbehaviour.drop_requests -= 1
         misbehaviour.requests.append("PUT dropped")
         return _break_connection(request)
-    if is_put and misbehaviour.conditional_501 and "If-None-Match" in request.headers:
+    if is_put and misbehaviour.refuse_conditional_puts and "If-None-Match" in request.headers:
         misbehaviour.requests.append("PUT 501")
         return web.Response(status=501, text="<Error><Code>NotImplemented</Code></Error>")
     if is_put and misbehaviour.before_put is not None:
@@ -85,8 +93,8 @@ async def _forward(
         if is_put and misbehaviour.lose_replies:
             misbehaviour.lose_replies -= 1
             return _break_connection(request)
-        if is_put and misbehaviour.answer_500_after:
-            misbehaviour.answer_500_after -= 1
+        if is_put and misbehaviour.answer_500_after_storing:
+            misbehaviour.answer_500_after_storing -= 1
             return web.Response(status=500, text="<Error><Code>InternalError</Code></Error>")
         kept_headers = {
             k: v for k, v in answer.headers.items() if k.lower() not in ("content-length", "transfer-encoding")

@@ -27,7 +27,7 @@ def base(tmp_path: Path) -> str:
     return f"file://{tmp_path}/warehouse/corner"
 
 
-class TestFaultlessFaultyContract(ObjectStoreContract):
+class TestFaultyObjectsWithoutFaults(ObjectStoreContract):
     """The contract's tests for the store that can inject faults. Here it injects none."""
 
 

@@ -29,7 +29,7 @@ def base() -> str:
 
 
 class TestFolderContract(ObjectStoreContract):
-    """The contract's tests through the router, as the server uses the store."""
+    """The contract's tests. The server's router opens the store by the scheme of the location, as in production."""
 
 
 async def test_bucket_is_a_folder_and_links_out_of_the_folder_are_rejected(

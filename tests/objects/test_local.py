@@ -26,7 +26,7 @@ from seamark.formats.runtime.errors import (
 )
 from seamark.metaserver.objects.local import TEMPORARY_PREFIX, LocalObjects
 from seamark.metaserver.objects.port import ObjectStore
-from seamark.metaserver.objects.router import check_warehouse_root, open_objects
+from seamark.metaserver.objects.router import open_objects, prepare_warehouse_root
 from seamark.metaserver.settings.settings import Settings
 from tests.objects.contract import ObjectStoreContract
 
@@ -43,7 +43,7 @@ def base(tmp_path: Path) -> str:
 
 
 class TestLocalContract(ObjectStoreContract):
-    """The contract's tests through the router, as the server uses the store."""
+    """The contract's tests. The server's router opens the store by the scheme of the location, as in production."""
 
 
 async def test_hadoops_spelling_names_the_same_file(store: ObjectStore, base: str) -> None:
@@ -162,7 +162,7 @@ async def test_process_killed_between_sync_and_link_leaves_no_object(tmp_path: P
 import asyncio, os, signal, sys
 from pathlib import Path
 from seamark.formats.runtime.clock import SystemClock
-from seamark.metaserver.objects.router import check_warehouse_root, open_objects
+from seamark.metaserver.objects.router import prepare_warehouse_root, open_objects
 from seamark.metaserver.settings.settings import Settings
 os.link = lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL)
 async def main():
@@ -333,7 +333,7 @@ async def test_unwritable_folder_is_named_in_the_error(small_disk: Path) -> None
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     settings = Settings(warehouse=f"file://{small_disk}")
     with pytest.raises(ConfigError, match=f"may not create files in the folder {small_disk}; choose another"):
-        check_warehouse_root(settings)
+        prepare_warehouse_root(settings)
     async with open_objects(settings, SystemClock()) as objects:
         with pytest.raises(StorageError, match="may not create files"):
             await objects.ping()

@@ -42,7 +42,7 @@ async def read_start_log(settings: Settings) -> list[dict[str, object]]:
     """
     async with open_objects(settings, SystemClock()) as objects:
         with structlog.testing.capture_logs() as events:
-            task = asyncio.create_task(reachability.report_unreachable(objects, settings))
+            task = asyncio.create_task(reachability.wait_until_reachable(objects, settings))
             await until(lambda: events or task.done())
             task.cancel()
     return [dict(event) for event in events]
@@ -89,7 +89,7 @@ async def test_failure_is_logged_once_and_recovery_once(tmp_path: Path, monkeypa
     monkeypatch.setattr(reachability, "INTERVAL_S", 0.0)
     store: ObjectStore = RecoveringStorage()  # type: ignore[assignment]
     with structlog.testing.capture_logs() as events:
-        await reachability.report_unreachable(store, Settings(home=tmp_path))
+        await reachability.wait_until_reachable(store, Settings(home=tmp_path))
     assert [event["log_level"] for event in events] == ["warning", "info"]
     assert "no answer within" in events[0]["error"]
 

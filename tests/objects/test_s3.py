@@ -118,7 +118,7 @@ async def test_write_with_a_lost_reply_is_recognised_by_its_writer(s3: S3, s3_bu
 
 async def test_retry_after_a_successful_first_attempt_is_not_a_conflict(s3: S3, s3_bucket: str) -> None:
     async with open_through_proxy(s3, s3_bucket, storage_retries=2) as (objects, misbehaviour, base):
-        misbehaviour.answer_500_after = 1
+        misbehaviour.answer_500_after_storing = 1
         await objects.create(f"{base}/x", b"mine")
         assert misbehaviour.requests == ["PUT 200", "PUT 412", "GET 200"]
 
@@ -153,7 +153,7 @@ async def test_request_to_a_hanging_store_ends_at_its_time_limit(s3: S3, s3_buck
 
 async def test_store_without_conditional_writes_is_read_before_a_write(s3: S3, s3_bucket: str) -> None:
     async with open_through_proxy(s3, s3_bucket) as (objects, misbehaviour, base):
-        misbehaviour.conditional_501 = True
+        misbehaviour.refuse_conditional_puts = True
         await objects.create(f"{base}/x", b"1")
         await objects.create(f"{base}/y", b"2")
         assert misbehaviour.requests == ["PUT 501", "HEAD 404", "PUT 200", "HEAD 404", "PUT 200"]

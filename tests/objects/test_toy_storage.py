@@ -27,7 +27,7 @@ from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.settings.sources import resolve_settings
 from tests.connector.server_thread import ServerThread
 from tests.objects.contract import ObjectStoreContract
-from tests.objects.toy_storage import SECRET, register_toy
+from tests.objects.toy_storage import SECRET, register_example_storage
 from tests.waits import block_until
 
 WAREHOUSE = "toy://shelf/lake"
@@ -46,7 +46,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     """Yield the folder with the objects of the toy storage."""
     shelf = tmp_path / "toys"
     shelf.mkdir()
-    with register_toy(shelf):
+    with register_example_storage(shelf):
         yield shelf
 
 
@@ -78,7 +78,7 @@ def client(server: ServerThread) -> Iterator[IndexClient]:
 
 
 class TestToyContract(ObjectStoreContract):
-    """The contract of all stores, tested for the server's store of the toy."""
+    """The contract of all stores, tested for the store that the server opens for locations of the example storage."""
 
     @pytest.fixture
     def base(self) -> str:
@@ -98,7 +98,9 @@ def test_table_on_the_toy_storage_is_written_read_indexed_and_purged(client: Ind
     assert client.explain("db.t", "id = 40").files == FILES
 
     client.put_index("db.t", "by_id", kind="bloom", columns=["id"])
-    indexing_round = Indexer(client, lambda: closing(InProcessWorkers()), limits=GroupLimits(files=FILES)).round()
+    indexing_round = Indexer(
+        client, lambda: closing(InProcessWorkers()), limits=GroupLimits(files=FILES)
+    ).maintain_all_tables()
     assert (indexing_round.builds, indexing_round.failed) == (1, 0)
     assert client.explain("db.t", "id = 40").files < FILES
     assert seamark.scan(client, "db.t", where="id = 40").to_arrow()["name"].to_pylist() == ["n40"]

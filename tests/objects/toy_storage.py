@@ -10,7 +10,7 @@ It is the example for a new storage. It has all that a storage needs, and nothin
 - `ToyClient`, the part of readers, writers and jobs. A storage of the product is in
   `connector/client/file_systems.py`.
 
-`register_toy` shows the three registries. The tests of a storage inherit `tests/objects/contract.py`.
+`register_example_storage` shows the three registries. The tests of a storage inherit `tests/objects/contract.py`.
 """
 
 from __future__ import annotations
@@ -101,12 +101,12 @@ class ToyStorage(ServerStorage):
     def compute_access_stamp(self, settings: Settings, delegation: str | None) -> tuple[str | bool, ...]:
         return (SECRET,)
 
-    def access_check(self, root: Location, settings: Settings, name: str) -> dict[str, Any]:
+    def make_access_check_arguments(self, root: Location, settings: Settings, name: str) -> dict[str, Any]:
         return {"location": f"{root}/{name}", "storage": {KEY: SECRET, FOLDER: str(self._folder)}}
 
 
 class ToyClient(ClientStorage):
-    def create_file_system(self, properties: Mapping[str, str], lent_keys: Mapping[str, str]) -> fs.FileSystem:
+    def create_file_system(self, properties: Mapping[str, str], fallback_keys: Mapping[str, str]) -> fs.FileSystem:
         if properties.get(KEY) != SECRET:
             raise PermissionError("the toy needs a key")
         folder = DirFileSystem(properties[FOLDER], LocalFileSystem(auto_mkdir=True))
@@ -117,8 +117,8 @@ class ToyClient(ClientStorage):
 
 
 @contextmanager
-def register_toy(folder: Path) -> Iterator[None]:
-    """Register the toy storage during the block. Its objects are in `folder`."""
+def register_example_storage(folder: Path) -> Iterator[None]:
+    """Register the example storage while the context is active. Its objects are in `folder`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(STORAGES, Toy.scheme, ToyStorage.rules)
         patch.setitem(SERVER_STORAGES, Toy.scheme, ToyStorage(folder))

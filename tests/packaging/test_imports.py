@@ -111,7 +111,7 @@ def list_top_modules(names: set[str]) -> set[str]:
 
 
 def list_project_libraries() -> set[str]:
-    """Return all libraries that the project names."""
+    """Return the installed libraries that the project requires, and those that they require."""
     requirements = [*PROJECT["dependencies"], *(line for lines in EXTRAS.values() for line in lines)]
     return compute_closure(name for name in list_requirements(requirements) if is_installed(name))
 

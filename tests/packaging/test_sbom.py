@@ -12,7 +12,7 @@ from tests.packaging.test_lock import REPO, read_pins
 PROGRAM: dict[str, Any] = runpy.run_path(str(REPO / "deploy" / "sbom" / "server_requirements.py"))
 
 
-def test_bill_has_the_packages_that_the_resolver_installs_for_the_server() -> None:
+def test_bill_of_materials_has_the_packages_that_the_resolver_installs_for_the_server() -> None:
     packages = PROGRAM["list_server_packages"]()
     # The demo needs PyIceberg in addition to the server, and has no tracing.
     resolved_names = read_pins("requirements.demo.lock").keys()

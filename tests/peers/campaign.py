@@ -139,7 +139,7 @@ class FleetFaults:
             os.kill(pid, signal.SIGCONT)
 
     def isolate(self, number: int) -> None:
-        """Cut a replica off from requests of the other replicas.
+        """Cut a replica off from requests of the other replicas for a random time.
 
         It still reaches them, the database and the storage.
         """
@@ -148,9 +148,9 @@ class FleetFaults:
         self._fleet.links[number].is_cut = False
 
     def divide(self, number: int) -> None:
-        """Cut the replicas off from each other, so that reads avoid them.
+        """Cut all replicas off from each other for a random time, so that no replica reads from another one.
 
-        All replicas reach the database and the storage.
+        All replicas reach the database and the storage. `number` is not used.
         """
         assert self._network is not None
         avoided_before = self._count_avoided_reads()
@@ -159,7 +159,7 @@ class FleetFaults:
             time.sleep(self._rng.uniform(0.1, 8))  # Shorter and longer than a lease of 3 seconds
 
     def disconnect(self, number: int) -> None:
-        """Disconnect a replica in both directions."""
+        """Disconnect a replica in both directions for a random time, and wait until it answers again."""
         assert self._network is not None
         with self._readers.tolerate_failures(number):
             with self._network.hosts[number].isolate():
@@ -177,7 +177,7 @@ class FleetFaults:
         time.sleep(1)  # The clients read damaged files.
 
     def fill_disk(self, number: int) -> None:
-        """Fill the disk of replica 0, which has its cache on a small disk. `number` is not used."""
+        """Fill the disk of replica 0, which has its cache on a small disk, for two seconds. `number` is not used."""
         self._disk.fill()
         time.sleep(2)  # The clients read while nothing can be cached.
         self._disk.free_space()

@@ -92,7 +92,7 @@ async def open_node(folder: Path, name: str, *, clock: Clock | None = None, **op
             yield Node(peers, watched_objects, settings)
 
 
-async def wait_for_all_nodes(*nodes: Node) -> None:
+async def introduce_nodes(*nodes: Node) -> None:
     """Make every node read the list of live replicas, so that the nodes know each other."""
     for node in nodes:
         await node.peers.membership.renew()

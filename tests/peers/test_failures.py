@@ -17,7 +17,7 @@ from seamark.metaserver.peers import files as peer_files
 from seamark.metaserver.peers.latencies import CircuitBreaker, Percentile
 from seamark.metaserver.peers.protocol import FILE_PATH, HEAD_BYTES, SOURCE_HEADER, VERSION
 from seamark.metaserver.store.model import Replica
-from tests.peers.rig import Node, open_node, wait_for_all_nodes
+from tests.peers.rig import Node, introduce_nodes, open_node
 from tests.peers.test_files import count_reads, create_files, set_long_timeouts
 
 
@@ -31,7 +31,7 @@ def set_peers(node: Node, *replicas: Replica) -> None:
 
 
 def select_owned(node: Node, address: str, files: dict[str, bytes]) -> dict[str, bytes]:
-    """Return the files that the replica at `address` owns, which caches them for all replicas."""
+    """Return the files that the replica at `address` owns. The owner of a file caches it for all replicas."""
     return {
         location: content
         for location, content in files.items()
@@ -126,7 +126,7 @@ async def test_storage_is_read_if_an_answer_of_a_replica_never_ends(tmp_path: Pa
 
 async def test_answer_of_the_replica_is_used_when_the_storage_is_slow_and_a_hedged_read_fails(tmp_path: Path) -> None:
     async with open_node(tmp_path, "a") as first_node, open_node(tmp_path, "b") as second_node:
-        await wait_for_all_nodes(first_node, second_node)
+        await introduce_nodes(first_node, second_node)
         files = await create_files([first_node], 20, 100)
         first_node.stored_objects.is_away = True
         first_node.peers.objects._first_byte_latency = first_node.peers.objects._storage_latency = Percentile(
@@ -216,7 +216,7 @@ async def test_replicas_with_another_protocol_version_are_not_used(tmp_path: Pat
 async def test_changed_file_of_the_disk_cache_is_read_from_the_storage_again(tmp_path: Path) -> None:
     """The disk cache maps large files into memory. The test overwrites four bytes of each file, also in its mapping."""
     async with open_node(tmp_path, "a") as first_node, open_node(tmp_path, "b") as second_node:
-        await wait_for_all_nodes(first_node, second_node)
+        await introduce_nodes(first_node, second_node)
         set_long_timeouts(first_node), set_long_timeouts(second_node)
         files = select_owned(first_node, second_node.address, await create_files([first_node], count=24, size=200_000))
         for location, content in files.items():
@@ -238,7 +238,7 @@ async def test_changed_file_of_the_disk_cache_is_read_from_the_storage_again(tmp
 
 async def test_requests_over_the_limit_are_rejected_and_read_the_storage(tmp_path: Path) -> None:
     async with open_node(tmp_path, "a") as first_node, open_node(tmp_path, "b", peer_requests_limit=1) as second_node:
-        await wait_for_all_nodes(first_node, second_node)
+        await introduce_nodes(first_node, second_node)
         set_long_timeouts(first_node)
         second_node.stored_objects.delay_s = 0.05
         files = select_owned(first_node, second_node.address, await create_files([first_node], 20, 100))
@@ -253,21 +253,21 @@ def test_breaker_opens_after_consecutive_failures_and_allows_trials() -> None:
         breaker.record_failure(0.0)
     breaker.record_success()
     for now in (0.0, 0.1, 0.2):
-        assert breaker.allows(now)
+        assert breaker.admit_request(now)
         breaker.record_failure(now)
     # The first pause ends at 0.2 + 1.0.
-    assert not breaker.allows(1.1)
-    assert breaker.allows(1.25)  # The breaker allows a trial request.
-    assert not breaker.allows(1.3)
+    assert not breaker.admit_request(1.1)
+    assert breaker.admit_request(1.25)  # The breaker allows a trial request.
+    assert not breaker.admit_request(1.3)
     breaker.record_failure(1.4)
     # The second pause is twice as long, and ends at 1.4 + 2.0.
-    assert not breaker.allows(3.3)
-    assert breaker.allows(3.5)
+    assert not breaker.admit_request(3.3)
+    assert breaker.admit_request(3.5)
     breaker.record_failure(3.6)
     breaker.record_failure(3.6)
-    assert breaker.allows(3.6 + 4.0)  # No pause is longer than `pause_max_s`.
+    assert breaker.admit_request(3.6 + 4.0)  # No pause is longer than `pause_max_s`.
     breaker.record_success()
-    assert breaker.allows(3.7)
+    assert breaker.admit_request(3.7)
     assert not breaker.is_open
 
 

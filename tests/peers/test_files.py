@@ -13,7 +13,7 @@ import pytest
 
 from seamark.formats.runtime.errors import BadRequest, ObjectMissing, TooLarge
 from seamark.metaserver.peers.latencies import Percentile
-from tests.peers.rig import Node, open_node, wait_for_all_nodes
+from tests.peers.rig import Node, introduce_nodes, open_node
 from tests.seeds import first_seed
 
 
@@ -25,7 +25,7 @@ def create_name(rng: random.Random, number: int) -> str:
 async def nodes(tmp_path: Path) -> AsyncIterator[list[Node]]:
     async with AsyncExitStack() as stack:
         nodes = [await stack.enter_async_context(open_node(tmp_path, f"n{number}")) for number in range(3)]
-        await wait_for_all_nodes(*nodes)
+        await introduce_nodes(*nodes)
         # With long timeouts, a busy machine does not look like a slow replica.
         for node in nodes:
             set_long_timeouts(node)
@@ -77,7 +77,7 @@ async def test_large_file_arrives_completely_and_a_file_over_the_limit_comes_fro
         open_node(tmp_path, "a", peer_file_limit_bytes=3 << 20) as first_node,
         open_node(tmp_path, "b") as second_node,
     ):
-        await wait_for_all_nodes(first_node, second_node)
+        await introduce_nodes(first_node, second_node)
         set_long_timeouts(first_node), set_long_timeouts(second_node)
         # The files have exactly the limit of the first node, or one byte more.
         small_files = await create_files([first_node], count=6, size=3 << 20)

@@ -33,7 +33,7 @@ from seamark.metaserver.peers.protocol import (
 )
 from seamark.metaserver.peers.used_tickets import UsedTickets
 from tests.access.keyrings import make_fixed_keyring
-from tests.peers.rig import Node, open_node, wait_for_all_nodes
+from tests.peers.rig import Node, introduce_nodes, open_node
 from tests.peers.test_files import create_files, create_name, set_long_timeouts
 from tests.services.authority import Authority
 
@@ -116,7 +116,7 @@ async def test_ticket_is_accepted_once_even_after_a_restart(tmp_path: Path) -> N
         with closing(UsedTickets(node.settings.home / USED_TICKETS_NAME, SystemClock().now_ms())) as worker:
             other_tickets = PeerTickets(rig.tickets._keyring, SystemClock(), worker, leeway_s=30)
             with pytest.raises(Unauthenticated, match="was sent before"):
-                other_tickets.open(node.address, headers[LOCATION_HEADER], headers[TICKET_HEADER])
+                other_tickets.verify_request(node.address, headers[LOCATION_HEADER], headers[TICKET_HEADER])
         assert await asyncio.gather(*(rig.ask(headers) for headers in repeated_headers)) == [(401, b"")] * 20
         assert node.stored_objects.reads.total() == reads
         address = node.address
@@ -202,7 +202,7 @@ async def test_replicas_with_a_certificate_use_https_and_verify_each_other(
         folder = tmp_path / trusted_path.stem
         folder.mkdir()
         async with open_node(folder, "a", **tls) as first_node, open_node(folder, "b", **tls) as second_node:
-            await wait_for_all_nodes(first_node, second_node)
+            await introduce_nodes(first_node, second_node)
             set_long_timeouts(first_node)
             files = await create_files([first_node], count=20, size=100)
             assert [await first_node.read(location) for location in files] == list(files.values())
@@ -224,15 +224,15 @@ def test_ticket_is_valid_for_seconds_within_the_leeway_of_both_clocks() -> None:
     tickets = PeerTickets(keyring, clock, UnlimitedTickets(), leeway_s=30)
     headers, mac = tickets.issue(ADDRESS, LOCATION)
     arguments = headers[LOCATION_HEADER], headers[TICKET_HEADER]
-    assert tickets.open(ADDRESS, *arguments) == (LOCATION, mac)
+    assert tickets.verify_request(ADDRESS, *arguments) == (LOCATION, mac)
     clock.advance(39_000)
-    assert tickets.open(ADDRESS, *arguments) == (LOCATION, mac)
+    assert tickets.verify_request(ADDRESS, *arguments) == (LOCATION, mac)
     clock.advance(1_001)
     with pytest.raises(Unauthenticated, match="expired"):
-        tickets.open(ADDRESS, *arguments)
+        tickets.verify_request(ADDRESS, *arguments)
     clock.advance(-80_000)
     with pytest.raises(Unauthenticated, match="expired"):
-        tickets.open(ADDRESS, *arguments)
+        tickets.verify_request(ADDRESS, *arguments)
 
 
 def test_ticket_of_a_retired_key_is_rejected() -> None:
@@ -242,7 +242,7 @@ def test_ticket_of_a_retired_key_is_rejected() -> None:
     headers, mac = tickets.issue(ADDRESS, LOCATION)
     keyring.replace(make_fixed_keyring(b"n", clock).keys)
     with pytest.raises(Unauthenticated):
-        tickets.open(ADDRESS, headers[LOCATION_HEADER], headers[TICKET_HEADER])
+        tickets.verify_request(ADDRESS, headers[LOCATION_HEADER], headers[TICKET_HEADER])
     with pytest.raises(BadAnswer):
         tickets.unseal(mac, bytes(HEAD_BYTES))
 

@@ -29,6 +29,7 @@ class HalfObjects(WatchedObjects):
 
 @pytest.mark.parametrize("has_storage", [True, False])
 async def test_damaged_manifests_and_manifest_lists_are_read_again(tmp_path: Path, has_storage: bool) -> None:
+    """The cache returns only half of each file. The planner can read the storage itself only with `has_storage`."""
     table = Table(tmp_path / "t")
     table.commit(1, [table.write_manifest(f"m{day}", range(day * 10, day * 10 + 10), day=day) for day in range(3)])
     settings = Settings(home=tmp_path / "home", warehouse=tmp_path.as_uri(), plan_disk_bytes=0)

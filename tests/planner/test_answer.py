@@ -268,7 +268,7 @@ def test_each_file_has_its_own_lists_on_every_page(longest: int) -> None:
 
 
 def test_statistics_belong_to_the_requested_files() -> None:
-    """Some files have no statistics. The answer has every fifth file, so the positions of a file differ."""
+    """Some files have no statistics. The answer has every fifth file, so its positions are not those of the plan."""
     rng = random.Random(5)
     values = [rng.choice([None, rng.randrange(-(1 << 40), 1 << 40)]) for _ in range(60)]
     metrics = [{} if value is None else {1: build_column_metrics("long", value, value + 9)} for value in values]
@@ -311,7 +311,7 @@ def to_json_value(kind: str, value: Any) -> Any:
 
 
 def fits_python(kind: str, value: Any) -> bool:
-    """Return whether Python's types can represent the value, and a block can.
+    """Return whether both Python's types and a block, which stores decoded manifests, can represent the value.
 
     A block stores null as the least long. Python's dates end about 2,000,000 days after the epoch.
     """
@@ -343,9 +343,9 @@ def test_partition_values_have_the_specifications_json_form(column: int) -> None
 @pytest.mark.parametrize("transform", ["year", "month", "day", "hour", "bucket[8]", "void"])
 def test_transform_values_have_the_types_of_iceberg_java(transform: str) -> None:
     value = {"void": None, "day": 19_000}.get(transform, 7)
-    for is_plain in (False, True):
+    for is_sparse in (False, True):
         spec = (PartitionField(1000, "p", 4, transform),)
-        style = replace(STYLE, sparse=is_plain)
+        style = replace(STYLE, sparse=is_sparse)
         data = build_manifest_bytes(
             [Entry(ADDED, snapshot_id=1, sequence=None, file_sequence=None, file=build_data_file(partition=(value,)))],
             version=2, content=0, style=style, spec_id=0, fields=spec, kinds=KINDS, schema=build_schema(),
@@ -584,7 +584,7 @@ def test_only_pyiceberg_receives_the_pyiceberg_form() -> None:
 
 
 def test_residual_uses_the_partition_fields_in_the_manifests_order() -> None:
-    """A manifest that is older than the promotion of a date stores days, and its partition values decide nothing."""
+    """A manifest has its own list of partition fields. Their order or types may differ from the table's spec."""
 
     def build_plan(
         table: TableMetadata, partition: tuple[Any, ...], *fields: PartitionField, kinds: Any, where: Any
@@ -598,13 +598,17 @@ def test_residual_uses_the_partition_fields_in_the_manifests_order() -> None:
     kinds = {1: "int", 2: "int"}
     table = build_metadata((field_a, field_b), kinds=kinds)
     filter_json = {"type": "gt", "term": "c1", "value": 5}
+    # In this manifest, field b precedes field a, so the file has b = 9 and a = 1.
     swapped_plan = build_plan(table, (9, 1), field_b, field_a, kinds=kinds, where=filter_json)
     row = int(swapped_plan.entry_ids[0])
     assert swapped_plan.view.locate(row)[0].partition_fields == ((1001, "int"), (1000, "int"))
     assert encode_expression(swapped_plan.compute_residual(row)) is False
+    # This manifest lacks field a, so the partition does not decide the filter.
     plan_without_field = build_plan(table, (9,), field_b, kinds=kinds, where=filter_json)
     assert encode_expression(plan_without_field.compute_residual(int(plan_without_field.entry_ids[0]))) == filter_json
 
+    # This manifest was written before the column became a timestamp. Its partition values are days, so they decide
+    # nothing.
     promoted_metadata = build_metadata((field_a,), kinds={1: "timestamp"})
     filter_json = {"type": "lt", "term": "c1", "value": "1970-01-02T00:00:00"}
     day_plan = build_plan(promoted_metadata, (20_000,), field_a, kinds={1: "date"}, where=filter_json)

@@ -270,9 +270,13 @@ def test_equality_delete_is_dropped_only_when_statistics_exclude_it(
 
 
 @pytest.mark.parametrize("pairs_max", [16, 1 << 21])
-def test_many_equality_deletes_apply_to_the_same_files_as_each_alone(
+def test_many_equality_deletes_apply_to_the_same_files_as_one_by_one(
     pairs_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The comparison of many deletes with many files at once has the same result as the comparison of each pair.
+
+    `pairs_max` limits the pairs that are compared at once.
+    """
     monkeypatch.setattr(equality, "_PAIRS_MAX", pairs_max)
     rng = random.Random(pairs_max)
     # The oracle's methods need only these two attributes, so no random view is drawn.
@@ -287,6 +291,7 @@ def test_many_equality_deletes_apply_to_the_same_files_as_each_alone(
                 to_bytes("long", value) if key == A else b"%03d" % value for value in (low, low + rng.choice([0, 3]))
             ]
             nulls = rng.choice([0, 0, 0, 0, 1, None, 2])
+            # A file has 2 rows. If both are null, the column has no bounds.
             bounds = (None, None) if nulls == 2 or rng.random() < 0.1 else pair
             metrics[key] = build_metrics(*bounds, nulls)  # type: ignore[call-arg]
         return metrics

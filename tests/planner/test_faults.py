@@ -29,8 +29,8 @@ from tests.planner.lakes.tables import (
     UNCOMPRESSED_STYLE,
     Table,
     build_day_filter,
+    build_filter_of_files,
     list_file_numbers,
-    make_between,
     open_test_planner,
     plan_file_numbers,
     to_path,
@@ -262,7 +262,7 @@ async def test_broken_table_over_http_is_a_server_error_that_names_the_file(tmp_
         tmp_path, plan_inline_limit=2, plan_page_size=4, plan_memory_bytes=0, plan_disk_bytes=0
     ) as server:
         api = Api(server)
-        location = (await api.table())["metadata"]["location"]
+        location = (await api.create_table())["metadata"]["location"]
         files = [build_data_file(f"file:///t/data/{n:06d}.parquet", 10 * n, 10 * n + 9) for n in range(12)]
         await append_files(api, "t", files, snapshot_id=1, manifests=2)
         folder = Path(location.removeprefix("file://")) / "metadata"
@@ -317,7 +317,9 @@ async def test_plans_are_right_after_the_storage_recovers(tmp_path: Path, seed: 
         counts = Counter[str]()
         for _ in range(12):
             ranges = [(low, low + rng.randrange(20)) for low in (rng.randrange(60) for _ in range(4))]
-            plans = [plan_file_numbers(planner, table.metadata, make_between(low, high)) for low, high in ranges]
+            plans = [
+                plan_file_numbers(planner, table.metadata, build_filter_of_files(low, high)) for low, high in ranges
+            ]
             for (low, high), result in zip(ranges, await asyncio.gather(*plans, return_exceptions=True), strict=True):
                 if isinstance(result, BaseException):
                     assert isinstance(result, RetryLater | StorageError), result
@@ -369,7 +371,7 @@ async def test_cache_files_damaged_between_two_runs_are_replaced(tmp_path: Path,
     rng = random.Random(damage_kind.__name__)
     for path in files:
         damage_file(path, damage_kind, rng)
-    for filter, expected in ((make_between(100, 3500), all_numbers[100:3501]), (True, all_numbers)):
+    for filter, expected in ((build_filter_of_files(100, 3500), all_numbers[100:3501]), (True, all_numbers)):
         async with open_test_planner(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
             assert await plan_file_numbers(planner, table.metadata, filter) == expected
             # Damage in a column that no plan reads is not detected, and is harmless.
@@ -391,7 +393,7 @@ async def test_cache_files_damaged_during_a_run_change_no_answer(tmp_path: Path,
         for round_number in range(40):
             low = rng.randrange(200)
             context = f"seed {seed}, turn {round_number}"
-            assert await plan_file_numbers(planner, table.metadata, make_between(low, low + 9)) == list(
+            assert await plan_file_numbers(planner, table.metadata, build_filter_of_files(low, low + 9)) == list(
                 range(low, low + 10)
             ), context
             await _wait_for_released_blocks(planner)

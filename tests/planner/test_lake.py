@@ -13,7 +13,13 @@ from pyiceberg.table import StaticTable
 from tests.planner.lakes.cases import ScanCase, draw_cases
 from tests.planner.lakes.history import write_random_lake
 from tests.planner.lakes.lake import EQUALITY_DELETES, Lake
-from tests.planner.lakes.predicates import JAVA_MEANING, SPARK_MEANING, Names, is_judged_otherwise_by_java, matches
+from tests.planner.lakes.predicates import (
+    JAVA_FLOAT_ORDER,
+    SPARK_FLOAT_ORDER,
+    Names,
+    is_judged_otherwise_by_java,
+    matches,
+)
 from tests.planner.lakes.schemas import Field, Schema
 from tests.services.java_planner import JavaPlan, JavaPlanner, PlanRequest
 
@@ -75,14 +81,18 @@ def test_pyiceberg_finds_the_live_files_of_every_snapshot(lakes: list[Lake]) -> 
 
 
 def judge_java(case: ScanCase, answer: JavaPlan) -> Counter[str]:
-    """Check that Java's plan and residuals agree with the rows, except for the faults listed in `predicates.py`."""
+    """Check that Java's plan and residuals agree with the rows.
+
+    Filters that known faults of Java affect are not checked: they compare UUIDs, a transform of an identity partition,
+    the least number of a truncated column, or texts with timestamps in nanoseconds.
+    """
     counts: Counter[str] = Counter()
     if answer.error is not None:
         return Counter(["refused"])
     is_trusted = not is_judged_otherwise_by_java(case.filter, case.names, case.lake)
     for file in case.snapshot.data_files:
-        expected = case.match_rows(file, case.filter, JAVA_MEANING)
-        assert expected == case.match_rows(file, case.java_filter, JAVA_MEANING), (
+        expected = case.match_rows(file, case.filter, JAVA_FLOAT_ORDER)
+        assert expected == case.match_rows(file, case.java_filter, JAVA_FLOAT_ORDER), (
             f"the two forms of the filter have different results: {case}"
         )
         counts["dropped" if file.path not in answer.tasks else "kept"] += 1
@@ -94,7 +104,9 @@ def judge_java(case: ScanCase, answer: JavaPlan) -> Counter[str]:
         if any(value is None or value != value for value in file.partition):
             continue  # Java's residuals treat null as the least value, and NaN as the greatest.
         residual = answer.tasks[file.path].residual
-        assert case.match_rows(file, residual, JAVA_MEANING) == expected, f"residual {residual} of {file.path}: {case}"
+        assert case.match_rows(file, residual, JAVA_FLOAT_ORDER) == expected, (
+            f"residual {residual} of {file.path}: {case}"
+        )
     return counts
 
 
@@ -165,7 +177,7 @@ def test_meanings_differ_on_zeros_and_nan() -> None:
     zero_row, nan_row = {2: -0.0}, {2: math.nan}
     predicate = {"type": "eq", "term": "f", "value": 0.0}
     assert matches(predicate, zero_row, NAMES)
-    assert not matches(predicate, zero_row, NAMES, JAVA_MEANING)
+    assert not matches(predicate, zero_row, NAMES, JAVA_FLOAT_ORDER)
     greater_filter = {"type": "gt", "term": "f", "value": 1.0}
     assert not matches(greater_filter, nan_row, NAMES)
-    assert matches(greater_filter, nan_row, NAMES, SPARK_MEANING)
+    assert matches(greater_filter, nan_row, NAMES, SPARK_FLOAT_ORDER)

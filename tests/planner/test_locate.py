@@ -178,12 +178,12 @@ async def test_rows_stay_undecided_when_delete_files_exceed_the_limit(
 ) -> None:
     paths = [file.path for file in stored_table.snapshots[-1].data]
     for path in paths:
-        await stored_table.commit(deletes=[stored_table.write_position_deletes([(path, 20)], has_path_bounds=True)])
+        await stored_table.commit(deletes=[stored_table.write_position_deletes([(path, 20)], names_data_file=True)])
     assert len(decode_found_rows(await look_up(stored_table.api, [1], index="keys"))) == 38
     monkeypatch.setattr(delete_files, "FILE_LIMIT_BYTES", 10)
     repeated_answer = await look_up(stored_table.api, [1], index="keys")
     assert repeated_answer["undecided"] == 0, "a delete file that was read before must stay cached"
-    position_deletes = stored_table.write_position_deletes([(paths[0], 21)], has_path_bounds=True)
+    position_deletes = stored_table.write_position_deletes([(paths[0], 21)], names_data_file=True)
     await stored_table.commit(deletes=[position_deletes])
     undecided_answer = await look_up(stored_table.api, [1], index="keys")
     assert {row["file-path"] for row in undecided_answer["rows"] if row.get("undecided")} == {paths[0]}

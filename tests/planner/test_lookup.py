@@ -54,7 +54,7 @@ from tests.planner.lakes.manifests import (
     PartitionField,
     Style,
     build_manifest_bytes,
-    list_bytes,
+    encode_manifest_list,
 )
 from tests.seeds import examples
 
@@ -91,7 +91,7 @@ def is_equal(left: Any, right: Any) -> bool:
     return left is right if left is None or right is None else left == right
 
 
-def draw_prefix(rng: random.Random, lake: Lake, files: Sequence[ContentFile]) -> dict[str, Any]:
+def draw_partition_values(rng: random.Random, lake: Lake, files: Sequence[ContentFile]) -> dict[str, Any]:
     """Return about 60 % of the partition fields of a random file by name.
 
     A third of the values come from another file, so that often no file has all of the values.
@@ -121,10 +121,10 @@ def find_files_of_partition(lake: Lake, expected: dict[str, Any], files: Sequenc
     return paths
 
 
-def format_prefix(lake: Lake, prefix: dict[str, Any]) -> str:
+def format_partition_values(lake: Lake, partition_values: dict[str, Any]) -> str:
     """Return the values as JSON in the specification's form."""
     json_values: dict[str, Any] = {}
-    for name, value in prefix.items():
+    for name, value in partition_values.items():
         part = next(field for fields in lake.specs.values() for field in fields if field.name == name)
         kind = partitioning.infer_result_kind(part.transform, lake.all_columns[part.source].kind)
         if value is None or (isinstance(value, float) and math.isnan(value)):
@@ -144,11 +144,11 @@ async def check_prefixes(seed: int, folder: Path, planner: Planner, counts: Coun
         ):
             assert list_paths(find_files_by_prefix(file_view)) == [file.path for file in files], f"seed {seed}"
             for _ in range(6 if files else 0):
-                prefix = draw_prefix(rng, lake, files)
-                prefix_json = format_prefix(lake, prefix)
-                context = f"seed {seed}, snapshot {snapshot.id}, prefix {prefix_json}, {prefix}"
-                lookup_result = find_files_by_prefix(file_view, parse_prefix(prefix_json, metadata))
-                assert list_paths(lookup_result) == find_files_of_partition(lake, prefix, files), context
+                partition_values = draw_partition_values(rng, lake, files)
+                partition_json = format_partition_values(lake, partition_values)
+                context = f"seed {seed}, snapshot {snapshot.id}, partition {partition_json}, {partition_values}"
+                lookup_result = find_files_by_prefix(file_view, parse_prefix(partition_json, metadata))
+                assert list_paths(lookup_result) == find_files_of_partition(lake, partition_values, files), context
                 assert list_paths(find_files_at(file_view, lookup_result.list_entry_ids())) == list_paths(
                     lookup_result
                 ), context
@@ -298,14 +298,14 @@ def build_view(folder: Path, manifest_values: Sequence[tuple[str, Sequence[Any]]
             partitions=None, counts=counts,
         )  # fmt: skip
         manifests.append(manifest)
-    manifest_list = list_bytes(
+    manifest_list = encode_manifest_list(
         [(manifest, None) for manifest in manifests], version=2, style=style, header={"format-version": "2"}
     )
     return TableView(decode_manifest_list(manifest_list, "file:///list"), blocks)
 
 
 def build_metadata_of_one_column(metadata: TableMetadata, kind: str) -> TableMetadata:
-    """Return metadata of a table with one column, which has this type now, and partitioned by its identity."""
+    """Return metadata of a table with one column of this type. The table is partitioned by the column."""
     schema = msgspec.convert(
         {"type": "struct", "schema-id": 0, "fields": [{"id": 1, "name": "c", "required": False, "type": kind}]},
         type=Schema,
@@ -328,9 +328,9 @@ def test_date_promoted_to_a_timestamp_is_found_by_its_midnight(
     day_us = 86_400_000_000
     times = [None if day is None else day * day_us for day in [*days, DAY]]
     view = build_view(tmp_path, [("date", days), ("timestamp", times), ("timestamp", [DAY * day_us + 1])])
-    prefix_json = json.dumps({"p": None if wanted_day is None else wanted_day * day_us})
+    partition_json = json.dumps({"p": None if wanted_day is None else wanted_day * day_us})
     lookup_result = find_files_by_prefix(
-        view, parse_prefix(prefix_json, build_metadata_of_one_column(metadata, "timestamp"))
+        view, parse_prefix(partition_json, build_metadata_of_one_column(metadata, "timestamp"))
     )
     expected = [f"0-{index}" for index, day in enumerate(days) if day == wanted_day]
     expected += [f"1-{index}" for index, day in enumerate([*days, DAY]) if day == wanted_day]
@@ -358,9 +358,9 @@ def test_promoted_partition_value_equals_the_original_value(
     view = build_view(
         tmp_path, [(kinds[0], [values[0], other_value, None]), (kinds[1], [None, values[1], other_value])]
     )
-    prefix_json = json.dumps({"p": render(kinds[1], values[1], "spec")})
+    partition_json = json.dumps({"p": render(kinds[1], values[1], "spec")})
     lookup_result = find_files_by_prefix(
-        view, parse_prefix(prefix_json, build_metadata_of_one_column(metadata, kinds[1]))
+        view, parse_prefix(partition_json, build_metadata_of_one_column(metadata, kinds[1]))
     )
     assert list_paths(lookup_result) == ["0-0", "1-1"]
 
@@ -505,9 +505,10 @@ def test_kernel_rejects_rows_outside_a_block() -> None:
             kernel(layout, np.array([[0, 0, 1, 0]], dtype=np.int64), np.array([5], dtype=np.int64))
 
 
-def test_kernel_writes_integers_only_within_the_buffer() -> None:
+def test_compiled_function_writes_integers_only_within_the_buffer() -> None:
     layout = np.zeros((1, LAYOUT_COLUMNS), dtype=np.int64)
     layout[0, ROW_COUNT_COLUMN] = 20
+    # A segment is the block, the first row, the number of rows, and -1 because the rows are not listed in `picks`.
     segments: Any = np.array([[0, 0, 20, -1]], dtype=np.int64)
     picks: Any = np.empty(0, dtype=np.int64)
     # 20 rows need 160 bytes as longs or 80 as ints, and 3 bytes of validity bits, if there are any.

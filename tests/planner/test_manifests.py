@@ -89,7 +89,10 @@ PARTITIONS = st.lists(
 
 @settings(max_examples=examples(600, 30))
 @given(
-    expression=draw_expression(KINDS, terms=False), partitions=PARTITIONS, is_java=st.booleans(), is_terse=st.booleans()
+    expression=draw_expression(KINDS, with_transforms=False),
+    partitions=PARTITIONS,
+    is_java=st.booleans(),
+    is_terse=st.booleans(),
 )
 def test_manifest_with_a_file_that_satisfies_the_expression_is_kept(
     expression: Expression, partitions: list[Mapping[int, Any]], is_java: bool, is_terse: bool
@@ -198,7 +201,7 @@ def test_manifests_are_pruned_together_as_each_alone(data: st.DataObject) -> Non
     all_summaries = ManifestSummaries(listed_manifests)
     for _ in range(4):  # Later expressions use the summaries that were decoded for earlier expressions.
         expressions_by_spec = {
-            spec_id: data.draw(draw_expression(KINDS, terms=False))
+            spec_id: data.draw(draw_expression(KINDS, with_transforms=False))
             for spec_id in data.draw(st.sets(st.sampled_from([3, 4])))
         }
         single_manifests = [

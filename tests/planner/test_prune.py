@@ -40,11 +40,12 @@ def build_schema(element: str) -> dict[str, Any]:
 
 
 def build_view(*elements: ColumnMetrics, kind: str = "string") -> TableView:
-    """Return a planner's view of a table: a file for each of the metrics of the list's elements in `elements`.
+    """Return a planner's view of a table: a file for each item of `elements`.
 
     File n has the ids from 10 n to 10 n + 9.
 
     Args:
+        elements: The metrics of the elements of a list column, one item for each file.
         kind: The type of the list's elements.
     """
     files = [build_data_file(f"file:///t/{n}.parquet", 10 * n, 10 * n + 9) for n in range(len(elements))]
@@ -95,7 +96,7 @@ class UuidFiles:
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
-        # There are few values, so that files and literals share halves.
+        # Java compares UUIDs by their halves of 8 bytes. There are few, so that files and literals have equal halves.
         self.halves = [
             bytes([first_byte]) + rng.randbytes(7) for first_byte in (0x00, 0x04, 0x05, 0x7F, 0x80, 0x81, 0xFF)
         ]

@@ -15,7 +15,7 @@ from seamark.metaserver.planner.scan.tokens import (
     TOKENS_BYTES_MAX,
     VERSION,
     Tokens,
-    count_pages,
+    count_plan_tasks,
     pack_request,
 )
 from tests.access.keyrings import make_fixed_keyring
@@ -44,18 +44,21 @@ def test_token_opens_on_any_replica_with_its_content(
 ) -> None:
     tokens, other_replica = Tokens(make_fixed_keyring()), Tokens(make_fixed_keyring())
     task = other_replica.open_plan_task(
-        tokens.plan_task(pack_request(sent_request), first_row, end_row, str(uuid)), str(uuid)
+        tokens.sign_plan_task(pack_request(sent_request), first_row, end_row, str(uuid)), str(uuid)
     )
     assert task is not None
     assert (task.request, task.first_row, task.end_row) == (sent_request, first_row, end_row)
-    assert other_replica.open_plan_id(tokens.plan_id(pack_request(sent_request), str(uuid)), str(uuid)) == sent_request
+    assert (
+        other_replica.open_plan_id(tokens.sign_plan_id(pack_request(sent_request), str(uuid)), str(uuid))
+        == sent_request
+    )
 
 
 def test_token_for_a_different_table_purpose_or_server_is_rejected() -> None:
     tokens = Tokens(make_fixed_keyring())
     plan_task, plan_id = (
-        tokens.plan_task(pack_request(SAMPLE_REQUEST), 0, 9, "one"),
-        tokens.plan_id(pack_request(SAMPLE_REQUEST), "one"),
+        tokens.sign_plan_task(pack_request(SAMPLE_REQUEST), 0, 9, "one"),
+        tokens.sign_plan_id(pack_request(SAMPLE_REQUEST), "one"),
     )
     assert tokens.open_plan_task(plan_task, "other") is None
     assert tokens.open_plan_id(plan_id, "other") is None
@@ -66,7 +69,7 @@ def test_token_for_a_different_table_purpose_or_server_is_rejected() -> None:
 
 @given(data=st.data())
 def test_token_changed_at_any_byte_is_rejected(data: st.DataObject) -> None:
-    token = Tokens(make_fixed_keyring()).plan_task(pack_request(SAMPLE_REQUEST), 0, 9, "one")
+    token = Tokens(make_fixed_keyring()).sign_plan_task(pack_request(SAMPLE_REQUEST), 0, 9, "one")
     raw = bytearray(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
     raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
     changed_token = base64.urlsafe_b64encode(raw).decode().rstrip("=")
@@ -80,7 +83,7 @@ def test_invented_token_is_rejected(token: str) -> None:
 
 
 def test_token_of_a_different_version_is_rejected() -> None:
-    token = Tokens(make_fixed_keyring()).plan_task(pack_request(SAMPLE_REQUEST), 0, 9, "one")
+    token = Tokens(make_fixed_keyring()).sign_plan_task(pack_request(SAMPLE_REQUEST), 0, 9, "one")
     raw = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
     later_token = base64.urlsafe_b64encode(bytes((VERSION + 1,)) + raw[1:]).decode()
     assert Tokens(make_fixed_keyring()).open_plan_task(later_token, "one") is None
@@ -103,12 +106,12 @@ def test_token_of_a_different_version_is_rejected() -> None:
 def test_plan_is_split_into_pages_unless_tokens_would_be_larger_than_the_pages(
     files: int, packed_bytes: int, pages: int
 ) -> None:
-    assert count_pages(files, packed_bytes, inline_limit=1000, page_size=4000) == pages
+    assert count_plan_tasks(files, packed_bytes, inline_limit=1000, page_size=4000) == pages
 
 
 @given(files=st.integers(0, 10**7), size=st.integers(0, 3 << 20))
 def test_tokens_of_one_answer_stay_within_their_limit(files: int, size: int) -> None:
-    pages = count_pages(files, size, inline_limit=1000, page_size=4000)
-    token = Tokens(make_fixed_keyring()).plan_task(b"x" * size, 0, ROWS_MAX, "one") if pages else ""
+    pages = count_plan_tasks(files, size, inline_limit=1000, page_size=4000)
+    token = Tokens(make_fixed_keyring()).sign_plan_task(b"x" * size, 0, ROWS_MAX, "one") if pages else ""
     assert pages * len(token) <= TOKENS_BYTES_MAX
     assert pages <= files

@@ -35,8 +35,8 @@ from tests.planner.lakes.tables import (
     RecordingObjects,
     Table,
     build_day_filter,
+    build_filter_of_files,
     list_file_numbers,
-    make_between,
     open_test_planner,
     plan_file_numbers,
 )
@@ -68,7 +68,7 @@ async def test_concurrent_plans_of_a_cold_table_decode_each_manifest_once(tmp_pa
     async with open_test_planner(tmp_path, capture) as planner:
         ranges = [(n % 40, n % 40 + n % 23) for n in range(60)]
         plans = await asyncio.gather(
-            *(plan_file_numbers(planner, table.metadata, make_between(low, high)) for low, high in ranges),
+            *(plan_file_numbers(planner, table.metadata, build_filter_of_files(low, high)) for low, high in ranges),
             *(plan_file_numbers(planner, table.metadata) for _ in range(20)),
             *(plan_file_numbers(planner, table.metadata, build_day_filter(n % DAYS)) for n in range(20)),
         )
@@ -131,12 +131,12 @@ async def test_selective_filter_on_a_cold_snapshot_reads_only_needed_manifests(
 async def test_repeated_plan_is_served_from_the_cache(tmp_path: Path) -> None:
     table, _ = create_filled_table(tmp_path / "t")
     async with open_test_planner(tmp_path) as planner:
-        first_plan = await plan_table(planner, table, make_between(3, 44))
-        repeated_plan = await plan_table(planner, table, make_between(3, 44))
+        first_plan = await plan_table(planner, table, build_filter_of_files(3, 44))
+        repeated_plan = await plan_table(planner, table, build_filter_of_files(3, 44))
         assert repeated_plan.entry_ids.tolist() == first_plan.entry_ids.tolist()
         assert list_file_numbers(repeated_plan) == list(range(3, 45))
         assert planner.read_stats().plan_hits == 1
-        assert list_file_numbers(await plan_table(planner, table, make_between(3, 45))) == list(range(3, 46))
+        assert list_file_numbers(await plan_table(planner, table, build_filter_of_files(3, 45))) == list(range(3, 46))
         assert planner.read_stats().plan_hits == 1
 
 
@@ -149,7 +149,8 @@ async def test_cancelled_waiter_does_not_affect_other_waiters(tmp_path: Path, he
         storage = capture.wrapper
         storage.hold = held_file
         waiting_tasks = [
-            asyncio.create_task(plan_file_numbers(planner, table.metadata, make_between(n, n + 1))) for n in range(6)
+            asyncio.create_task(plan_file_numbers(planner, table.metadata, build_filter_of_files(n, n + 1)))
+            for n in range(6)
         ]
         while not storage.is_holding:
             await asyncio.sleep(0.001)
@@ -206,6 +207,7 @@ async def list_sizes_bytes(folder: Path, tables: list[Table]) -> list[int]:
 
 
 async def test_views_are_within_their_memory_budget_and_answers_are_right(tmp_path: Path) -> None:
+    """A view has the decoded manifests of a table, each of which is a block."""
     tables = [create_filled_table(tmp_path / f"t{n}", days=2 + n, per_day=40)[0] for n in range(6)]
     sizes_bytes = await list_sizes_bytes(tmp_path, tables)
     # The largest table fits, but not all tables together.
@@ -215,11 +217,11 @@ async def test_views_are_within_their_memory_budget_and_answers_are_right(tmp_pa
         for round_number in range(examples(60, 30)):
             number = rng.randrange(len(tables))
             low = rng.randrange(80)
-            assert await plan_file_numbers(planner, tables[number].metadata, make_between(low, low + 5)) == [
+            assert await plan_file_numbers(planner, tables[number].metadata, build_filter_of_files(low, low + 5)) == [
                 n for n in range(low, low + 6) if n < (2 + number) * 40
             ], f"turn {round_number}"
-            # Memory that an answer derives from the blocks is counted from the next plan on.
-            await plan_table(planner, tables[number], make_between(low, low + 90))
+            # An answer adds memory to the view, which the next plan counts.
+            await plan_table(planner, tables[number], build_filter_of_files(low, low + 90))
             await asyncio.sleep(0)
             stats = planner.read_stats()
             planner.check_invariants()
@@ -232,14 +234,14 @@ async def test_views_are_within_their_memory_budget_and_answers_are_right(tmp_pa
 async def test_memory_account_counts_the_blocks_that_are_alive(tmp_path: Path) -> None:
     tables = [create_filled_table(tmp_path / f"t{n}", days=3)[0] for n in range(3)]
     async with open_test_planner(tmp_path) as planner:
-        held_plans = [await plan_table(planner, table, make_between(1, 25)) for table in tables]
+        held_plans = [await plan_table(planner, table, build_filter_of_files(1, 25)) for table in tables]
         live_blocks = list_live_blocks(tmp_path)
         assert len(live_blocks) == planner.read_stats().blocks == 9
         assert sum(block.size_bytes for block in live_blocks) == planner.read_stats().live_bytes
         block_references = [weakref.ref(block) for block in live_blocks]
         del live_blocks, held_plans
         planner._views.budget_bytes = 0
-        await plan_table(planner, tables[0], make_between(1, 2))
+        await plan_table(planner, tables[0], build_filter_of_files(1, 2))
         await asyncio.sleep(0)  # The event loop refers to the result that woke this task until the task sleeps again.
         gc.collect()
         assert [reference() for reference in block_references] == [None] * 9
@@ -248,6 +250,7 @@ async def test_memory_account_counts_the_blocks_that_are_alive(tmp_path: Path) -
 
 
 async def test_principal_that_plans_many_tables_evicts_its_own_views(tmp_path: Path) -> None:
+    """A view has the decoded manifests of a table. The views of principal a must stay in memory."""
     tables = [create_filled_table(tmp_path / f"t{n}", days=2, per_day=40)[0] for n in range(12)]
     sizes_bytes = await list_sizes_bytes(tmp_path, tables)
     rng = random.Random(5)
@@ -256,7 +259,9 @@ async def test_principal_that_plans_many_tables_evicts_its_own_views(tmp_path: P
         for number in table_numbers:
             low = rng.randrange(70)
             with set_principal(principal):
-                file_numbers = await plan_file_numbers(planner, tables[number].metadata, make_between(low, low + 5))
+                file_numbers = await plan_file_numbers(
+                    planner, tables[number].metadata, build_filter_of_files(low, low + 5)
+                )
             assert file_numbers == list(range(low, low + 6))
             planner.check_invariants()
 
@@ -267,7 +272,7 @@ async def test_principal_that_plans_many_tables_evicts_its_own_views(tmp_path: P
             await plan_tables(planner, "b", list(range(2, 12)))
         decoded_count = planner.read_stats().decoded
         # b plans 10 tables of 2 manifests in 3 rounds; at least 6 tables a round must have been evicted.
-        assert decoded_count > 3 * 2 * 6, "the tables of b must fit into the budget beside the tables of a"
+        assert decoded_count > 3 * 2 * 6, "the budget must be too small for all tables of b"
         await plan_tables(planner, "a", [1, 0])
         assert planner.read_stats().decoded == decoded_count
 
@@ -319,7 +324,7 @@ async def test_single_principal_can_use_the_whole_budget(tmp_path: Path) -> None
         for _ in range(2):
             for principal, table in zip("aaaaaaab", tables, strict=True):
                 with set_principal(principal):
-                    assert await plan_file_numbers(planner, table.metadata, make_between(3, 4)) == [3, 4]
+                    assert await plan_file_numbers(planner, table.metadata, build_filter_of_files(3, 4)) == [3, 4]
         assert planner.read_stats().decoded == 2 * 8
 
 
@@ -327,7 +332,7 @@ async def test_view_larger_than_the_budget_is_planned_and_released(tmp_path: Pat
     table, _ = create_filled_table(tmp_path / "t")
     async with open_test_planner(tmp_path, plan_memory_bytes=1) as planner:
         for _ in range(3):
-            assert await plan_file_numbers(planner, table.metadata, make_between(5, 70)) == list(range(5, 71))
+            assert await plan_file_numbers(planner, table.metadata, build_filter_of_files(5, 70)) == list(range(5, 71))
             await asyncio.sleep(0)
             assert planner.read_stats().live_bytes == 0, "the view must be released without the garbage collector"
         assert planner.read_stats().decoded == 3 * DAYS
@@ -348,7 +353,7 @@ async def test_views_of_snapshots_that_share_all_blocks_are_evicted(tmp_path: Pa
     async with open_test_planner(tmp_path, plan_memory_bytes=budget) as planner:
         for snapshot_id in range(1, 102):
             request = {"snapshot_id": snapshot_id}
-            assert await plan_file_numbers(planner, metadata, make_between(7, 9), **request) == [7, 8, 9]
+            assert await plan_file_numbers(planner, metadata, build_filter_of_files(7, 9), **request) == [7, 8, 9]
             assert planner.read_stats().live_bytes + planner.read_stats().added_bytes <= budget
         assert 1 < planner.read_stats().views < 50
         assert planner.read_stats().decoded == 40
@@ -357,7 +362,7 @@ async def test_views_of_snapshots_that_share_all_blocks_are_evicted(tmp_path: Pa
 async def test_cached_plans_keep_no_reference_to_table_metadata(tmp_path: Path) -> None:
     table, _ = create_filled_table(tmp_path / "t")
     async with open_test_planner(tmp_path) as planner:
-        scan = await plan_table(planner, table, make_between(1, 2))
+        scan = await plan_table(planner, table, build_filter_of_files(1, 2))
         assert table.metadata.snapshots
         assert (scan.metadata.snapshots, scan.metadata.snapshot_log, scan.metadata.refs) == ((), (), {})
 
@@ -378,7 +383,7 @@ async def test_closed_planners_leave_no_thread_file_or_mapping(tmp_path: Path) -
 
     async def run_planner_cycle() -> int:
         async with open_test_planner(tmp_path, plan_disk_bytes=64 << 20) as planner:
-            scan = await plan_table(planner, table, make_between(10, 20))
+            scan = await plan_table(planner, table, build_filter_of_files(10, 20))
             assert list_file_numbers(scan) == list(range(10, 21))
             assert planner.read_stats().decoded in (0, 1)
             return count_mappings()
@@ -401,7 +406,7 @@ async def test_plan_without_time_keeps_unchecked_files_reports_it_and_is_not_cac
     table, _ = create_filled_table(tmp_path / "t")
     async with open_test_planner(tmp_path, plan_time_budget_s=0) as planner:
         for _ in range(2):
-            scan = await plan_table(planner, table, make_between(33, 35))
+            scan = await plan_table(planner, table, build_filter_of_files(33, 35))
             assert set(list_file_numbers(scan)) >= {33, 34, 35}
             assert not scan.complete
             assert all(scan.compute_residual(row) != parse_expression(False) for row in scan.entry_ids.tolist())
@@ -421,7 +426,7 @@ async def test_pages_of_plans_with_and_without_time_form_a_complete_answer(tmp_p
     path = "/v1/namespaces/db/tables/t"
     async with server_without_time as slow_server, run_server(tmp_path, **settings) as fast_server:
         slow_api, fast_api = Api(slow_server), Api(fast_server)
-        await slow_api.table()
+        await slow_api.create_table()
         files = [build_data_file(f"file:///t/data/{n:06d}.parquet", 10 * n, 10 * n + 9) for n in range(60)]
         await append_files(slow_api, "t", files, snapshot_id=1, manifests=4)
         for api, other_api in ((slow_api, fast_api), (fast_api, slow_api)):
@@ -453,7 +458,7 @@ async def test_memory_account_is_close_to_the_memory_of_the_process(tmp_path: Pa
     small_table, _ = create_filled_table(tmp_path / "small")
     async with open_test_planner(tmp_path) as planner:
         for _ in range(2):  # The first rounds load modules and objects that are created only once.
-            await plan_file_numbers(planner, small_table.metadata, make_between(1, 5))
+            await plan_file_numbers(planner, small_table.metadata, build_filter_of_files(1, 5))
         metadata = table.metadata
         gc.collect()
         tracemalloc.start()

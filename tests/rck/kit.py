@@ -42,7 +42,13 @@ KIT_FOLDERS = tuple(Path("/tmp") / namespace for namespace in ("ns", "newdb", "n
 
 @dataclass(frozen=True)
 class KitReport:
-    """The outcome of a run: the number of tests, the names of skipped tests, and the messages of failures by test."""
+    """The outcome of a run of Iceberg's REST compatibility kit.
+
+    Attributes:
+        tests: The number of tests.
+        skipped_tests: The names of skipped tests.
+        failures: The messages of failures by test.
+    """
 
     tests: int
     skipped_tests: frozenset[str]
@@ -64,14 +70,14 @@ def read_report(path: Path) -> KitReport:
     return KitReport(count, frozenset(skipped_tests), failures)
 
 
-def run_kit(uri: str, folder: Path, *, warehouse: str = "", description: str = "all") -> KitReport:
+def run_kit(uri: str, folder: Path, *, warehouse: str = "", test_selector: str = "all") -> KitReport:
     """Run the kit (20 to 60 s) against `uri`. Output and report stay in `folder`.
 
     Args:
         uri: The URI of the catalog.
         folder: A folder for the output, the report and temporary files.
         warehouse: The warehouse to request. Without it the kit requests `rck_warehouse`.
-        description: The tests to run: all, catalog, view or a JUnit selector.
+        test_selector: The tests to run: all, catalog, view or a JUnit selector.
     """
     temporary_folder = folder / "tmp"
     temporary_folder.mkdir(parents=True)
@@ -87,7 +93,7 @@ def run_kit(uri: str, folder: Path, *, warehouse: str = "", description: str = "
     try:
         with (folder / "rck.log").open("wb") as log_file:
             subprocess.run(
-                ["bash", str(RCK / "run.sh"), uri, warehouse, description],
+                ["bash", str(RCK / "run.sh"), uri, warehouse, test_selector],
                 env=env,
                 stdout=log_file,
                 stderr=log_file,

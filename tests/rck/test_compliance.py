@@ -32,7 +32,7 @@ def test_compliance_kit_passes_on_an_empty_server(
     server = start_seamark(database=database, env=KIT_SETTINGS)
     report = run_kit(server.base_url, tmp_path / "rck")
     assert report.failures == {}
-    assert report.tests == 157  # The runner has counted all tests of the kit.
+    assert report.tests == 157  # The number of all tests of the kit
     assert report.skipped_tests == DISABLED_BY_THE_KIT
 
 
@@ -42,5 +42,5 @@ def test_kit_runner_reports_the_known_failures_of_the_java_server(tmp_path: Path
     """The Java server fails known tests, which shows that the runner reports failures."""
     with run_java_fixture(tmp_path / "warehouse", log=tmp_path / "java.log") as base_url:
         report = run_kit(base_url, tmp_path / "rck")
-    assert report.tests == 157  # The runner has counted all tests of the kit.
+    assert report.tests == 157  # The number of all tests of the kit
     assert "Namespace does not exist: non-existing" in report.failures["tableCreationWithoutNamespace()"]

@@ -36,14 +36,17 @@ def _run(*arguments: str, code: int = 0) -> None:
 
 
 def _read_catalog(home: Path) -> Content:
-    """Return the entries without the time of their registration, the claims and the namespaces."""
+    """Return the claims, the namespaces, and the entries without the time of their registration."""
     content = read_sqlite_content(home / "seamark.db", _CATALOG)
     columns = "namespace, name, kind, uuid, metadata_location"
     return {**content, **read_sqlite_content(home / "seamark.db", {"entries": columns})}
 
 
 def _write_catalog(home: Path, seed: int) -> None:
-    """Write a warehouse with random tables, views and functions, and with many tables of one to four versions."""
+    """Write a warehouse with random tables, views and functions, and with many tables of one to four versions.
+
+    The database is deleted, so only the files remain, as after the loss of the catalog.
+    """
     with Seamark(home) as server:
         RandomCatalog(server.base_url, seed).run(ACTIONS)
     delete_database(home)

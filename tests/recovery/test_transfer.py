@@ -58,7 +58,7 @@ def add_row(connection: sqlite3.Connection, table: str, number: int) -> None:
     """Insert a row whose values differ from those of every other number and column."""
     values: list[Any] = []
     for _, column, column_type, *_ in connection.execute(f"PRAGMA table_info({table})").fetchall():
-        if column == "position":
+        if column == "position":  # The positions of instants follow those of archived instants.
             values.append(f"{100 + number if table == 'instants' else number + 1:020d}")
         elif column_type == "TEXT":
             values.append(f"{column} {number} é\U0001f600 {table}")
@@ -109,7 +109,7 @@ async def read_postgres_content(url: str, columns: dict[str, str]) -> Content:
 
 async def back_up(url: str, file: Path) -> None:
     async with read_database(url) as reader:
-        await write_backup(reader, file, created_ms=1, program="test", warehouse="file:///w", overwrite=False)
+        await write_backup(reader, file, created_ms=1, program_version="test", warehouse="file:///w", overwrite=False)
 
 
 async def restore_database(file: Path, url: str, *, overwrite: bool = False) -> None:
@@ -206,6 +206,7 @@ async def test_upgrade_in_postgres_keeps_the_content_of_the_first_schema(tmp_pat
 
 
 async def test_timeline_continues_after_each_move(tmp_path: Path, postgres_url: str) -> None:
+    """An instant is an event of the timeline. Its position is greater than those of all earlier instants."""
     clock = SimulatedClock(seed=1)
     first_url, last_url = f"sqlite://{tmp_path / 'a.db'}", f"sqlite://{tmp_path / 'b.db'}"
     ids, positions = [], []
@@ -301,7 +302,9 @@ async def test_backup_of_a_database_in_use_is_consistent(tmp_path: Path) -> None
         await store.transact([CreateNamespace(NS, {})])
         async with read_database(url) as reader:
             await store.transact([CreateEntry(entry=make_entry("late"))])
-            await write_backup(reader, file, created_ms=1, program="test", warehouse="file:///w", overwrite=False)
+            await write_backup(
+                reader, file, created_ms=1, program_version="test", warehouse="file:///w", overwrite=False
+            )
     assert read_sqlite_content(file)["entries"] == []
     assert len(read_sqlite_content(file)["namespaces"]) == 1
 

@@ -220,8 +220,8 @@ def test_rebuild_ignores_an_orphan_with_an_earlier_number(warehouse: Warehouse) 
     )
 
 
-def test_rebuild_finds_a_commit_after_a_registered_older_file(warehouse: Warehouse) -> None:
-    """The number of this commit is lower than that of the newest file, and only its time is later."""
+def test_rebuild_does_not_register_a_table_whose_latest_commit_has_a_lower_number(warehouse: Warehouse) -> None:
+    """The added commit has a lower number than the newest file, but a later time."""
     metadata = warehouse.read_metadata("ours.t") | {
         "last-updated-ms": warehouse.read_metadata("ours.t")["last-updated-ms"] + 1000
     }

@@ -105,7 +105,7 @@ async def test_login_reads_only_a_small_body_of_an_unknown_client(logins: BodyLo
         raw_connection.writer.write(
             b"".join(encode_chunk(packed_body[start : start + 4096]) for start in range(0, len(packed_body), 4096))
         )
-        status, answer = await raw_connection.answer()
+        status, answer = await raw_connection.read_answer()
         assert status == 400
         assert "too large" in json.loads(answer)["error_description"]
 
@@ -134,7 +134,7 @@ async def test_body_limit_depends_on_the_operation(tmp_path: Path, has_length: b
                 else:
                     await raw_connection.send(build_head("POST", path, "Transfer-Encoding: chunked"))
                     raw_connection.writer.write(encode_chunk(body) + b"0\r\n\r\n")
-                assert (path, (await raw_connection.answer())[0]) == (path, status)
+                assert (path, (await raw_connection.read_answer())[0]) == (path, status)
 
 
 MEDIUM_BODY_OPERATIONS = {
@@ -244,7 +244,7 @@ async def test_decompression_bomb_is_rejected_at_the_limit(tmp_path: Path) -> No
         await raw_connection.send(
             build_head("POST", "/v1/namespaces", "Content-Encoding: gzip", f"Content-Length: {len(bomb)}") + bomb
         )
-        assert (await raw_connection.answer())[0] == 413
+        assert (await raw_connection.read_answer())[0] == 413
 
 
 async def test_body_that_expands_hundreds_of_times_is_rejected_early(tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ async def test_body_that_expands_hundreds_of_times_is_rejected_early(tmp_path: P
             build_head("POST", "/v1/namespaces/db/tables", "Content-Encoding: gzip", f"Content-Length: {len(bomb)}")
         )
         await raw_connection.send(bomb)
-        status, answer = await raw_connection.answer()
+        status, answer = await raw_connection.read_answer()
         assert (status, "200 times" in answer.decode()) == (413, True)
 
 
@@ -273,7 +273,7 @@ async def test_slow_clients_take_no_slots_and_are_disconnected(short_timeout_log
         good_connection = await stack.enter_async_context(await RawConnection.open(logins.server))
         for _ in range(5):
             await good_connection.send(build_head("GET", "/v1/namespaces/db/tables", logins.build_header("rita")))
-            assert (await good_connection.answer())[0] == 200
+            assert (await good_connection.read_answer())[0] == 200
         body = b'{"namespace":["db","n"]}'
         await good_connection.send(
             build_head("POST", "/v1/namespaces", logins.build_header("root"), f"Content-Length: {len(body)}")
@@ -281,9 +281,9 @@ async def test_slow_clients_take_no_slots_and_are_disconnected(short_timeout_log
         await good_connection.send(body[:5])
         await asyncio.sleep(0.1)
         await good_connection.send(body[5:])
-        assert (await good_connection.answer())[0] == 200
+        assert (await good_connection.read_answer())[0] == 200
         for raw_connection in slow_connections:
-            status, answer = await raw_connection.answer()
+            status, answer = await raw_connection.read_answer()
             assert status == 408
             assert json.loads(answer)["error"]["type"] == "RequestTimeoutException"
 
@@ -297,7 +297,7 @@ async def test_one_principal_cannot_use_the_whole_limit_of_body_bytes(logins: Bo
             head = build_head("POST", "/v1/namespaces/db/tables", logins.build_header("wendy"), "Content-Length: 1000")
             await raw_connection.send(head + b"{")
             if number >= 4:  # A principal may have half of the 8 requests of the server.
-                statuses.append((await raw_connection.answer())[0])
+                statuses.append((await raw_connection.read_answer())[0])
             else:
                 await until(
                     lambda taken_slots=number + 1: (
@@ -348,11 +348,11 @@ def test_slots_and_bytes_are_released_after_any_outcome() -> None:
     slot = RequestSlot(limits, "ann", "working")
     slot.begin_reading()
     assert (limits.working.taken, limits.reading.taken) == (0, 1)
-    slot.keep(50)  # A principal may keep half of the bytes.
+    slot.reserve_memory(50)  # A principal may keep half of the bytes.
     with pytest.raises(TooManyRequests):
-        slot.keep(1)
+        slot.reserve_memory(1)
     other_slots = [RequestSlot(limits, name, "working") for name in ("bob", "bob", "eve", "eve")]
-    other_slots[0].keep(0)  # An empty body needs no bytes of the limit.
+    other_slots[0].reserve_memory(0)  # An empty body needs no bytes of the limit.
     with pytest.raises(RetryLater):  # The four other requests have all slots.
         slot.end_reading()
     limits.check_invariants()
@@ -415,7 +415,7 @@ async def test_every_route_checks_rights_before_it_reads_the_body(logins: BodyLo
     """The body is announced but never sent, so a server that waits for it does not answer in time."""
     listed_routes = list_routes()
     assert len(listed_routes) > 60  # The list has the routes of the specification and those of Seamark.
-    statuses = set()
+    checked_operations = set()
     for method, template, operation in listed_routes:
         path = template
         for variable, value in (("namespace", "db"), ("table", "t"), ("view", "v"), ("function", "f")):
@@ -430,10 +430,10 @@ async def test_every_route_checks_rights_before_it_reads_the_body(logins: BodyLo
             await raw_connection.send(build_head(method, path, *headers))
             async with asyncio.timeout(60):
                 status = int((await raw_connection.reader.readuntil(b"\r\n\r\n")).split()[1])
-        statuses.add(operation)
+        checked_operations.add(operation)
         allowed_statuses = {401} if principal == "stranger" else {403, 404}
         assert status in allowed_statuses, (method, path, operation, status)
-    assert {"commitTransaction", "renameTable", "createNamespace", "addGrant", "undrop"} <= statuses
+    assert {"commitTransaction", "renameTable", "createNamespace", "addGrant", "undrop"} <= checked_operations
 
 
 async def test_rights_for_changes_are_checked_before_the_body(logins: BodyLogins) -> None:
@@ -450,7 +450,7 @@ async def test_rights_for_changes_are_checked_before_the_body(logins: BodyLogins
         async with await RawConnection.open(logins.server) as raw_connection:
             await raw_connection.send(build_head("POST", path, logins.build_header("rita"), "Content-Length: 1000"))
             async with asyncio.timeout(60):
-                assert (await raw_connection.answer())[0] == 403
+                assert (await raw_connection.read_answer())[0] == 403
 
 
 async def test_all_slots_are_released_after_the_other_tests(logins: BodyLogins) -> None:
@@ -486,7 +486,7 @@ async def test_bytes_after_a_rejected_request_are_not_read(logins: BodyLogins) -
     """The buffers of the operating system fill, because the server does not read the rest of the body."""
     async with await RawConnection.open(logins.server) as raw_connection:
         await raw_connection.send(build_head("POST", f"{TABLE}/sign", "Content-Length: 1000000000"))
-        assert (await raw_connection.answer())[0] == 401
+        assert (await raw_connection.read_answer())[0] == 401
         sent_bytes = 0
         with contextlib.suppress(ConnectionError):
             async with asyncio.timeout(60):

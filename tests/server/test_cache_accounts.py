@@ -219,9 +219,9 @@ def write_index_files(folder: Path, kind: str, files: int, keys: int) -> list[Re
 
 
 def fill_index(kind: str, files: int, keys: int, *, remote: bool) -> Callable[[Path], AsyncIterator[Fill]]:
-    """Return a function that opens a case: it yields a function that fills the cache of indexes.
+    """Return a test case: a function that opens a server's indexes, and yields a function which fills their cache.
 
-    The first call of the inner function reads one index file, and the second call reads the other five.
+    The first fill reads one index file, and the second fill reads the other five.
 
     Args:
         kind: The kind of the index.

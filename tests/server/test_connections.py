@@ -17,11 +17,11 @@ import structlog
 from aiohttp import web
 
 from seamark.formats.runtime.connections import (
-    Answers,
     Connection,
     ConnectionLimits,
     ConnectionRunner,
     Connections,
+    DirectAnswers,
     raise_descriptor_limit,
 )
 from seamark.metaserver.api.http.errors import make_error_response
@@ -57,16 +57,17 @@ class RawConnection:
         except ConnectionError:
             return b""
 
-    async def answer(self) -> tuple[int, bytes]:
+    async def read_answer(self) -> tuple[int, bytes]:
         """Read one answer with a Content-Length. Return (status, body)."""
         async with asyncio.timeout(60):
             head = (await self.reader.readuntil(b"\r\n\r\n")).decode().lower()
             length = int(head.partition("content-length: ")[2].partition("\r\n")[0])
             return int(head.split()[1]), await self.reader.readexactly(length)
 
-    async def is_healthy(self) -> bool:
+    async def request_health(self) -> bool:
+        """Send a request for the server's health. Return whether its status is 200."""
         await self.send(HEALTH)
-        return (await self.answer())[0] == 200
+        return (await self.read_answer())[0] == 200
 
     async def __aenter__(self) -> RawConnection:
         return self
@@ -117,26 +118,26 @@ async def test_header_that_arrives_slowly_has_the_same_time_limit(tmp_path: Path
 @pytest.mark.slow
 async def test_connection_with_a_request_may_be_idle_longer_than_the_header_limit(tmp_path: Path) -> None:
     async with run_server(tmp_path, header_timeout_s=3) as server, await RawConnection.open(server) as raw_connection:
-        assert await raw_connection.is_healthy()
+        assert await raw_connection.request_health()
         await asyncio.sleep(3.2)
-        assert await raw_connection.is_healthy()
+        assert await raw_connection.request_health()
 
 
 async def test_idle_connection_is_closed_after_its_time(tmp_path: Path) -> None:
     async with run_server(tmp_path, idle_timeout_s=3) as server, await RawConnection.open(server) as raw_connection:
-        assert await raw_connection.is_healthy()
+        assert await raw_connection.request_health()
         assert await raw_connection.read_rest() == b""
 
 
 async def test_silent_connections_are_closed_to_accept_active_connections(tmp_path: Path) -> None:
     async with run_server(tmp_path, connections_limit=8) as server, AsyncExitStack() as stack:
         old_connection = await stack.enter_async_context(await RawConnection.open(server))
-        assert await old_connection.is_healthy()
+        assert await old_connection.request_health()
         for number in range(30):
             await stack.enter_async_context(await RawConnection.open(server, f"127.0.0.{2 + number % 4}"))
         new_connection = await stack.enter_async_context(await RawConnection.open(server, "127.0.0.9"))
-        assert await new_connection.is_healthy()
-        assert await old_connection.is_healthy()
+        assert await new_connection.request_health()
+        assert await old_connection.request_health()
 
 
 async def test_address_has_a_connection_limit_and_its_idle_connections_are_closed_first(tmp_path: Path) -> None:
@@ -145,22 +146,22 @@ async def test_address_has_a_connection_limit_and_its_idle_connections_are_close
         AsyncExitStack() as stack,
     ):
         other_connection = await stack.enter_async_context(await RawConnection.open(server, "127.0.0.2"))
-        assert await other_connection.is_healthy()
+        assert await other_connection.request_health()
         raw_connections = [await stack.enter_async_context(await RawConnection.open(server)) for _ in range(3)]
         for raw_connection in raw_connections:
-            assert await raw_connection.is_healthy()
+            assert await raw_connection.request_health()
         fourth_connection = await stack.enter_async_context(await RawConnection.open(server))
-        assert await fourth_connection.is_healthy()
+        assert await fourth_connection.request_health()
         assert await raw_connections[0].read_rest() == b""
-        assert await raw_connections[2].is_healthy()
-        assert await other_connection.is_healthy()
+        assert await raw_connections[2].request_health()
+        assert await other_connection.request_health()
 
 
 async def test_accepting_a_connection_does_not_scan_all_idle_connections() -> None:
     limits = ConnectionLimits(
         connections=10_000, per_address=5_000, header_bytes=1 << 20, header_timeout_s=10, send_timeout_s=60
     )
-    runner = ConnectionRunner(web.Application(), limits, Answers(make_error_response, lambda: None))
+    runner = ConnectionRunner(web.Application(), limits, DirectAnswers(make_error_response, lambda: None))
     await runner.setup()
     server_connections, loop = runner.server, asyncio.get_running_loop()
     assert isinstance(server_connections, Connections)
@@ -217,7 +218,7 @@ async def test_running_requests_are_never_ended_for_new_connections(tmp_path: Pa
         await until(lambda: server.components.timeline.watchers == 2)
         with structlog.testing.capture_logs() as events:
             third_connection = await stack.enter_async_context(await RawConnection.open(server))
-            status, body = await third_connection.answer()
+            status, body = await third_connection.read_answer()
             assert (status, parse_error(body)["type"]) == (429, "TooManyRequestsException")
             for _ in range(20):
                 await (await stack.enter_async_context(await RawConnection.open(server))).read_rest()
@@ -225,7 +226,7 @@ async def test_running_requests_are_never_ended_for_new_connections(tmp_path: Pa
         assert len(log_events) == 1, "the event must be logged once, and not for each connection"
         server.components.timeline.drain()
         for raw_connection in raw_connections:
-            assert (await raw_connection.answer())[0] == 200
+            assert (await raw_connection.read_answer())[0] == 200
 
 
 async def test_body_that_arrives_while_its_request_starts_is_not_read_as_a_header() -> None:
@@ -239,7 +240,7 @@ async def test_body_that_arrives_while_its_request_starts_is_not_read_as_a_heade
     app = web.Application()
     app.router.add_post("/", answer_slowly)
     limits = ConnectionLimits(connections=10, per_address=10, header_bytes=1000, header_timeout_s=2, send_timeout_s=60)
-    runner = ConnectionRunner(app, limits, Answers(make_error_response, lambda: None))
+    runner = ConnectionRunner(app, limits, DirectAnswers(make_error_response, lambda: None))
     await runner.setup()
     server_connections = runner.server
     assert isinstance(server_connections, Connections)
@@ -257,7 +258,7 @@ async def test_body_that_arrives_while_its_request_starts_is_not_read_as_a_heade
     port = runner.addresses[0][1]
     async with RawConnection(*await asyncio.open_connection("127.0.0.1", port)) as raw_connection:
         await raw_connection.send(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2001\r\n\r\n1")
-        assert await raw_connection.answer() == (200, b"1" + bytes(2000))
+        assert await raw_connection.read_answer() == (200, b"1" + bytes(2000))
     await runner.cleanup()
 
 
@@ -315,8 +316,8 @@ async def test_empty_and_mixed_case_expect_headers_are_answered(tmp_path: Path, 
         await raw_connection.send(f"GET /healthz HTTP/1.1\r\nHost: a\r\nExpect: {value}\r\n\r\n".encode())
         if value:
             assert await raw_connection.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
-        assert (await raw_connection.answer())[0] == 200
-        assert await raw_connection.is_healthy()  # The same connection stays usable.
+        assert (await raw_connection.read_answer())[0] == 200
+        assert await raw_connection.request_health()  # The same connection stays usable.
 
 
 async def test_requests_that_are_not_http_are_counted(tmp_path: Path) -> None:
@@ -353,7 +354,7 @@ async def test_connection_accepted_before_shutdown_is_closed() -> None:
     async def fail_if_called(request: web.BaseRequest) -> web.StreamResponse:
         raise AssertionError("no request was sent")
 
-    answers = Answers(lambda status, kind, message: web.Response(status=status, text=message), lambda: None)
+    answers = DirectAnswers(lambda status, kind, message: web.Response(status=status, text=message), lambda: None)
     limits = ConnectionLimits(connections=10, per_address=10, header_bytes=1000, header_timeout_s=60, send_timeout_s=60)
     server = Connections(web.Server(fail_if_called), limits, answers)
     await server.shutdown(1)

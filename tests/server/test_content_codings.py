@@ -181,7 +181,7 @@ async def test_compressed_bodies_are_read_or_rejected_in_the_standards_form(
         await raw_connection.send(
             body if has_length else encode_chunk(body[:10]) + encode_chunk(body[10:]) + b"0\r\n\r\n"
         )
-        actual_status, answer = await raw_connection.answer()
+        actual_status, answer = await raw_connection.read_answer()
         assert actual_status == status
         if status != 200:
             assert json.loads(answer)["error"]["type"] == KINDS_OF_REFUSALS[status]
@@ -210,4 +210,4 @@ async def test_connection_stays_open_after_a_compressed_body(tmp_path: Path) -> 
             await raw_connection.send(
                 build_head("POST", "/v1/namespaces", "Content-Encoding: gzip", f"Content-Length: {len(body)}") + body
             )
-            assert (await raw_connection.answer())[0] == 200
+            assert (await raw_connection.read_answer())[0] == 200

@@ -193,7 +193,7 @@ def test_address_or_file_that_is_not_spark_is_reported(tmp_path: Path) -> None:
 def serve_spark_ui(
     conf: dict[str, str], version: str, jars: list[list[str]], answer: bytes | None = None
 ) -> Iterator[str]:
-    """Serve the parts of Spark's REST API that the doctor reads, and yield the URL.
+    """Serve the parts of Spark's REST API that `seamark doctor`, which checks configurations, reads. Yield the URL.
 
     Args:
         conf: The properties of the Spark application.
@@ -277,8 +277,8 @@ def test_jar_in_the_repository_of_maven_is_found(tmp_path: Path, monkeypatch: py
     assert folder in set(packages._list_jar_folders())
 
 
-def test_missing_compiler_is_reported_before_the_kernels_are_translated(tmp_path: Path) -> None:
-    """setup.py states in one sentence which command installs a compiler. The doctor uses the same commands."""
+def test_missing_compiler_is_reported_before_cython_translates_the_compiled_modules(tmp_path: Path) -> None:
+    """setup.py states in one sentence which command installs a compiler. `seamark doctor` names the same commands."""
     setup = Path(__file__).parents[2] / "setup.py"
     environment = {"PATH": str(tmp_path), "CC": "no-such-compiler"}
     result = subprocess.run(

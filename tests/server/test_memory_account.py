@@ -85,7 +85,7 @@ async def test_metrics_report_the_current_sizes_of_caches(tmp_path: Path, monkey
     monkeypatch.setattr("seamark.metaserver.api.sampling.SAMPLE_INTERVAL_S", 0.02)
     async with run_server(tmp_path) as server:
         api = Api(server)
-        await api.table("t")
+        await api.create_table("t")
         path = "/v1/namespaces/db/tables/t"
         assert (await api("GET", path)).status == 200
         assert (await api("POST", f"{path}/plan", {})).status == 200

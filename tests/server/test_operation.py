@@ -267,7 +267,7 @@ def make_drop(name: str) -> list[Any]:
 
 def test_openapi_file_equals_the_generated_one() -> None:
     committed_text = (reference.REFERENCE / "openapi.json").read_text()
-    assert committed_text == reference.write_openapi_document(), "run python -m seamark.commands.reference"
+    assert committed_text == reference.render_openapi_document(), "run python -m seamark.commands.reference"
 
 
 async def test_housekeeping_archives_old_instants_and_deletes_expired_data(tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ async def test_housekeeping_archives_old_instants_and_deletes_expired_data(tmp_p
         for _ in range(4):
             await server.record("a")
         await server.components.store.transact(make_drop("gone"))
-        report = await server.components.housekeeping.round()
+        report = await server.components.housekeeping.run_round()
         assert report["archived"] == 3
         assert report["purged"] == 1
         status, body = await server.get("/api/v1/dropped")

@@ -44,7 +44,7 @@ async def test_only_the_newest_reports_of_a_table_are_kept(tmp_path: Path) -> No
     clock = OffsetClock()
     async with run_server(tmp_path, clock=clock, metrics_reports_limit=5) as server:
         api = Api(server)
-        uuid, other_uuid = [(await api.table(name))["metadata"]["table-uuid"] for name in ("t", "u")]
+        uuid, other_uuid = [(await api.create_table(name))["metadata"]["table-uuid"] for name in ("t", "u")]
         assert (await api("POST", "/v1/namespaces/db/tables/u/metrics", REPORT)).status == 204
         for number in range(20):
             clock.ahead_ms += 1  # Two reports with the same time have no order.
@@ -71,7 +71,7 @@ async def test_bytes_of_reports_are_limited_for_each_reader_and_minute(tmp_path:
 async def test_number_of_indexes_is_limited_and_decreases_with_a_drop(tmp_path: Path) -> None:
     async with run_server(tmp_path, indexes_limit=2) as server:
         api = Api(server)
-        await api.table()
+        await api.create_table()
         path = "/api/v1/tables/db/t/indexes"
         for number, fpp in enumerate((0.1, 0.01)):
             body = {"kind": "bloom", "columns": ["id"], "fpp": fpp}
@@ -113,6 +113,10 @@ async def test_one_reader_makes_at_most_half_of_the_plan_tables(tmp_path: Path, 
 
 
 async def test_withdrawn_plans_do_not_count_for_the_limit_and_rejections_are_counted(tmp_path: Path) -> None:
+    """A client withdraws plans if it renews their leases with a length of 0.
+
+    One principal may have three plans here.
+    """
     secrets = await make_tokens(tmp_path)
     async with run_server(tmp_path, auth="token", plan_tables_limit=6) as server:
         api = Api(server)
@@ -139,13 +143,14 @@ async def test_withdrawn_plans_do_not_count_for_the_limit_and_rejections_are_cou
             assert None not in ids
             assert await request_plan(5 + round_number) is None
             assert await renew_lease(ids, lease_s=600) == 200, "a renewal does not need a new place"
+            # 1 and 2 are not the ids of stored plans, so their leases would be new.
             assert await renew_lease([1, 2], lease_s=600) == 429
-            assert await renew_lease(ids, lease_s=0) == 200
+            assert await renew_lease(ids, lease_s=0) == 200, "the plans are withdrawn"
         refused_counts = server.components.catalog.plan_tables.refused
         # Each of the four rounds had a refused plan and a refused renewal.
         assert refused_counts == {"leases of one principal": 8}
         for _ in range(2):  # A second sample does not add the same rejections again.
-            server.components.metrics.plans.sample(server.components.planner.read_stats(), refused_counts)
+            server.components.metrics.plans.set_values(server.components.planner.read_stats(), refused_counts)
             text = server.components.metrics.render().decode()
             line = 'seamark_plan_tables_refused_total{exhausted="leases of one principal"} 8.0'
             assert line in text.splitlines()

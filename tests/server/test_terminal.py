@@ -54,7 +54,8 @@ _PLURAL = re.compile(
 def test_commands_print_counts_by_show_count() -> None:
     """The commands use `show_count`, which chooses between "1 file" and "2 files".
 
-    With a plural in the code, a user with a small table would see "1 files".
+    With a plural in the code, a user with a small table would see "1 files". A plural is allowed after a limit in
+    `_LIMITS`, which is never 1.
     """
     folder = Path(terminal.__file__).parent
     plurals_by_file = {

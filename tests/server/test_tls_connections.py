@@ -33,7 +33,7 @@ async def connect_and_request(stack: AsyncExitStack, port: int, authority: Autho
     async with asyncio.timeout(60):
         raw_connection = RawConnection(*await asyncio.open_connection("127.0.0.1", port, ssl=context))
     await stack.enter_async_context(raw_connection)
-    assert await raw_connection.is_healthy()
+    assert await raw_connection.request_health()
     return raw_connection
 
 
@@ -55,8 +55,8 @@ async def test_connections_count_before_their_tls_handshake(tmp_path: Path) -> N
             for task in read_tasks:
                 task.cancel()
             await asyncio.gather(*read_tasks, return_exceptions=True)
-        assert await old_connection.is_healthy()
-        assert await new_connection.is_healthy()
+        assert await old_connection.request_health()
+        assert await new_connection.request_health()
 
 
 async def test_tls_handshake_that_does_not_end_in_time_closes_the_connection(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ async def test_request_sent_with_the_end_of_the_handshake_is_answered(tmp_path: 
     async with run_server(tmp_path / "home", **tls) as server, AsyncExitStack() as stack:
         port = int(server.url.rpartition(":")[2])
         raw_connections = await asyncio.gather(*(connect_and_request(stack, port, authority) for _ in range(50)))
-        assert all(await asyncio.gather(*(raw_connection.is_healthy() for raw_connection in raw_connections)))
+        assert all(await asyncio.gather(*(raw_connection.request_health() for raw_connection in raw_connections)))
 
 
 async def test_server_with_64_open_files_answers_during_a_flood_without_handshakes(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ async def test_server_with_64_open_files_answers_during_a_flood_without_handshak
                         await asyncio.sleep(0.2)
             for _ in range(300):  # Far more connections than the server may have open files
                 await stack.enter_async_context(RawConnection(*await asyncio.open_connection("127.0.0.1", port)))
-            assert await good_connection.is_healthy()
+            assert await good_connection.request_health()
             await connect_and_request(stack, port, authority)
         await asyncio.sleep(0.1)  # The transports need time to close.
     finally:

@@ -57,7 +57,7 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _own_logs() -> Iterator[None]:
+def _restore_log_configuration() -> Iterator[None]:
     """Restore the log configuration after each test, because commands in a test configure the logs of the process."""
     configure = structlog.configure
     with pytest.MonkeyPatch.context() as patch:

@@ -60,15 +60,16 @@ class ForkedProcess:
         self._end_pipe = end_pipe
 
     def poll(self) -> int | None:
-        return self._read(0.0)
+        return self._read_exit_code(0.0)
 
     def wait(self, timeout: float | None = None) -> int:
-        code = self._read(timeout)
+        code = self._read_exit_code(timeout)
         if code is None:
             raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
         return code
 
-    def _read(self, timeout_s: float | None) -> int | None:
+    def _read_exit_code(self, timeout_s: float | None) -> int | None:
+        """Wait for the exit code, remember it and return it. Return None if the child has not ended in time."""
         if self.returncode is None and select.select([self._end_pipe], [], [], timeout_s)[0]:
             exit_message = os.read(self._end_pipe, 16)
             os.close(self._end_pipe)
@@ -125,7 +126,7 @@ def fork(
     to `errors` if it is given.
     """
     global _server
-    if _environment is None or _list_foreign_variables(env) != _list_foreign_variables(_environment):
+    if _environment is None or _list_variables_read_by_imports(env) != _list_variables_read_by_imports(_environment):
         return None
     with _fork_lock:
         if _server is None:
@@ -134,8 +135,8 @@ def fork(
         return _server.fork(argv, env, cwd, output, output if errors is None else errors)
 
 
-def _list_foreign_variables(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that a module may read during its import."""
+def _list_variables_read_by_imports(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that a module may read during its import. Variables of a shell and of tests are not read."""
     return {
         name: value
         for name, value in env.items()

@@ -41,7 +41,11 @@ sys.exit(code)
 
 @contextlib.contextmanager
 def install_forking_command(folder: Path) -> Iterator[None]:
-    """Write the program to `folder`, and serve it until the block ends. Then commands that still run are killed."""
+    """Write a program `seamark` to `folder`, which asks this process to run the command in a forked process.
+
+    The fork has imported all modules already, so a command starts fast. At the end of the context, commands that still
+    run are killed.
+    """
     with contextlib.ExitStack() as stack:
         # The path of a socket has at most 108 bytes, and the path of a test's folder is longer.
         home = Path(f"/proc/self/fd/{_open_folder(stack, folder)}")
@@ -68,7 +72,8 @@ def _open_folder(exit_stack: contextlib.ExitStack, path: Path) -> int:
 
 
 def _accept(listener: socket.socket, process_ids: set[int]) -> None:
-    with contextlib.suppress(OSError):  # The block has ended.
+    """Serve each connection in a thread. The threads add the ids of their forked processes to `process_ids`."""
+    with contextlib.suppress(OSError):  # The context has ended, which shuts the listener down.
         while True:
             connection, _ = listener.accept()
             threading.Thread(target=_serve_request, args=(connection, process_ids), daemon=True).start()

@@ -100,7 +100,7 @@ class JavaPlanner:
 
 
 def send_lines(stdin: IO[bytes], lines: list[bytes]) -> None:
-    """Send lines in a separate thread. Writing all lines before reading would block when both pipes are full."""
+    """Write lines. The caller runs this in a thread, because a write waits for the reader while both pipes are full."""
     for line in lines:
         stdin.write(line)
     stdin.flush()

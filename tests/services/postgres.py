@@ -84,7 +84,9 @@ class Postgres:
         self.run_sql(f"{end_sessions}; DROP SCHEMA public CASCADE; {create_schema}", database_name)
 
     def delete_rows(self, url: str, keep: Sequence[str], replacement_sql: str) -> None:
-        """Delete the rows of all tables except `keep`. This takes less time than creating the tables again.
+        """End all other sessions of the database, and delete the rows of all tables except `keep`.
+
+        This takes less time than creating the tables again.
 
         Args:
             url: The URL of the database.

@@ -143,7 +143,10 @@ class ManagedProcess:
             os.killpg(self.pid, signal_number)
 
     def wait(self, timeout_s: float) -> int:
-        """Wait for the end of the child for at most `timeout_s` seconds, and return its exit code."""
+        """Wait for the end of the child for at most `timeout_s` seconds, and return its exit code.
+
+        Then kill the processes of its group that still run.
+        """
         if self._child is None:
             raise ServiceFailed(f"{self.argv[0]} is not running")
         code = self._child.wait(timeout_s)

@@ -77,11 +77,11 @@ def _assemble_iceberg_plugin() -> Path:
     if not any(folder.glob("trino-iceberg-*.jar")) or not any(JARS.glob("lib/trino-main-*.jar")):
         raise ServiceFailed(f"no Trino in {JARS}: run `make trino`")
     if not entry.exists():
-        _write_service_entry(entry, "io.trino.plugin.iceberg.IcebergPlugin")
+        _write_plugin_jar(entry, "io.trino.plugin.iceberg.IcebergPlugin")
     return folder
 
 
-def _write_service_entry(jar: Path, plugin: str, classes: Path | None = None) -> None:
+def _write_plugin_jar(jar: Path, plugin: str, classes: Path | None = None) -> None:
     """Write a jar that names the class `plugin` as a plugin of Trino, and that has the files of `classes`."""
     with zipfile.ZipFile(jar, "w") as file:
         file.writestr("META-INF/services/io.trino.spi.Plugin", f"{plugin}\n")
@@ -108,7 +108,7 @@ def _install_plugins(folder: Path, home: Path, plugin_jars: Sequence[Path], *, s
         argv = [str(home / "bin" / "javac"), "-d", str(classes), "-cp", f"{JARS / 'lib'}/*", str(SPOOLING_SOURCE)]
         subprocess.run(argv, check=True)
         (plugins / "spooling").mkdir()
-        _write_service_entry(plugins / "spooling" / "spooling.jar", SPOOLING_SOURCE.stem, classes)
+        _write_plugin_jar(plugins / "spooling" / "spooling.jar", SPOOLING_SOURCE.stem, classes)
     return plugins
 
 

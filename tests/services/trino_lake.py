@@ -39,7 +39,10 @@ class TrinoLake:
 
 @contextmanager
 def open_trino_lake(folder: Path, s3: S3, properties: Mapping[str, str]) -> Iterator[TrinoLake]:
-    """Open both servers and Trino. `properties` are additional properties of Trino."""
+    """Open both servers and Trino. `properties` are additional properties of Trino.
+
+    Each catalog of Trino has a second one, `…_by_name`, in which plan tables have names.
+    """
     warehouse = f"s3://{s3.create_bucket()}/warehouse"
     certificate, key = create_self_signed(folder)
     key_and_certificate = folder / "trino.pem"

@@ -37,9 +37,12 @@ class TrinoProxy:
 
 @contextmanager
 def run_trino_proxy(folder: Path, *flags: str, seamark: str) -> Iterator[TrinoProxy]:
-    """Run a proxy for Trino's catalog `seamark`. Its header shows counts.
+    """Run a proxy for Trino's catalog named seamark. The header X-Seamark-Plan of its answers has numbers of files.
 
-    `flags` are arguments of the command, including the coordinators. `seamark` is the URL of the server.
+    Args:
+        folder: The folder of the log.
+        flags: Further arguments of the command, including the addresses of Trino's coordinators.
+        seamark: The URL of the Seamark server.
     """
     folder.mkdir(parents=True, exist_ok=True)
     port = choose_free_port()

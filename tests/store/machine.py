@@ -177,14 +177,17 @@ class StoreMachine(RuleBasedStateMachine):
         self.transact(operations.RecordInstant(make_instant(self.create_name("i"), state=state)))
 
     @precondition(lambda self: self.model.instants)
-    @rule(data=st.data(), state=_states, guess=_states, right=st.booleans())
-    def move(self, data: st.DataObject, state: InstantState, guess: InstantState, right: bool) -> None:
+    @rule(data=st.data(), state=_states, other_state=_states, is_state_right=st.booleans())
+    def move(self, data: st.DataObject, state: InstantState, other_state: InstantState, is_state_right: bool) -> None:
+        """Move an instant to `state`. The request names its current state or, perhaps wrongly, `other_state`."""
         instant_id = data.draw(st.sampled_from(list(self.model.instants)))
         current_state = self.model.instants[instant_id]
         # A finished instant is not moved, because the store does not check this.
         if current_state in (InstantState.REQUESTED, InstantState.INFLIGHT):
             self.transact(
-                operations.MoveInstant(instant_id, current_state if right else guess, state, self.clock.now_ms())
+                operations.MoveInstant(
+                    instant_id, current_state if is_state_right else other_state, state, self.clock.now_ms()
+                )
             )
 
     @rule(keep=st.integers(0, 5), limit=st.integers(1, 5))

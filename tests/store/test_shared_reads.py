@@ -12,7 +12,7 @@ from seamark.metaserver.runtime.shared_reads import SharedReads
 from tests.seeds import examples, first_seed
 
 
-@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(20, judged_number=3)))
+@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(20, number_in_ordinary_runs=3)))
 async def test_each_request_gets_a_read_that_began_after_its_call(seed: int) -> None:
     rng = Random(seed)
     values = dict.fromkeys("ab", 0)

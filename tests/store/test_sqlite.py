@@ -212,7 +212,10 @@ async def test_database_of_an_older_version_is_upgraded(
 
 
 def test_migration_of_the_query_history_reads_each_shape_only_a_few_times() -> None:
-    """The test counts SQLite's instructions, because this number does not depend on the speed of the machine."""
+    """A shape is a statement without the values that it compares.
+
+    The test counts SQLite's instructions, because this number does not depend on the speed of the machine.
+    """
     shape_count, instructions_per_tick, ticks = 2000, 1000, 0
 
     def count_tick() -> int:
@@ -221,7 +224,7 @@ def test_migration_of_the_query_history_reads_each_shape_only_a_few_times() -> N
         return 0
 
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
-        # In later versions, the shapes have numbers.
+        # In version 15, shapes have no numbers. A migration assigns them.
         sqlite.run_steps_in_sqlite(connection, migrations.create_schema(15, SQLITE))
         keys = [(f"uuid {number % 7}", f"fingerprint {number:05}") for number in range(shape_count)]
         connection.executemany("INSERT INTO query_shapes VALUES (?, ?, '', '', '')", reversed(keys))

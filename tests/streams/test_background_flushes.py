@@ -33,7 +33,10 @@ FLUSH_INTERVAL_S = 20.0
 
 
 class SharedMemoryLog:
-    """A `LogSource` with only the methods that openings use."""
+    """A source of the log with only what `TableOpenings` uses.
+
+    The log exists, and other processes append to it as well (`is_shared`).
+    """
 
     exists = is_shared = True
 
@@ -47,7 +50,7 @@ class SharedMemoryLog:
 class OpeningProcess:
     """The table openings of one process. Its catalog fails in the first `failure_count` attempts.
 
-    Parts of a server that openings only pass on are None, which casts hide from the type checker.
+    `TableOpenings` only passes the other parts of a server on, so they are None here.
     """
 
     def __init__(self, log: MemoryLog, clock: SimulatedClock, owners: StreamOwners) -> None:
@@ -97,8 +100,11 @@ async def log(clock: SimulatedClock) -> AsyncIterator[MemoryLog]:
         yield log
 
 
-def join_fleet(clock: SimulatedClock, *, as_owner: bool) -> StreamOwners:
-    """Return the owners as one of two live processes sees them: the owner of the table, or the other process."""
+def build_owners(clock: SimulatedClock, *, as_owner: bool) -> StreamOwners:
+    """Return the view of one of two live processes on the owners of tables.
+
+    With `as_owner`, it is the process that owns the table, otherwise the other process.
+    """
     replicas = [
         Replica(address, weight=1, version="", protocol=STREAM_OWNER_PROTOCOL, started_ms=0) for address in ("a", "b")
     ]
@@ -138,8 +144,8 @@ async def test_an_opening_that_never_succeeds_is_repeated_every_half_minute(
 
 
 async def test_only_the_owner_opens_a_table_that_it_flushes(log: MemoryLog, clock: SimulatedClock) -> None:
-    owner = OpeningProcess(log, clock, join_fleet(clock, as_owner=True))
-    other_process = OpeningProcess(log, clock, join_fleet(clock, as_owner=False))
+    owner = OpeningProcess(log, clock, build_owners(clock, as_owner=True))
+    other_process = OpeningProcess(log, clock, build_owners(clock, as_owner=False))
     assert await owner.open_waiting_tables()
     for number in range(3, 20):
         assert not await other_process.open_waiting_tables()
@@ -151,7 +157,7 @@ async def test_only_the_owner_opens_a_table_that_it_flushes(log: MemoryLog, cloc
 async def test_another_process_opens_a_table_whose_owner_does_not_flush_it(
     log: MemoryLog, clock: SimulatedClock
 ) -> None:
-    other_process = OpeningProcess(log, clock, join_fleet(clock, as_owner=False))
+    other_process = OpeningProcess(log, clock, build_owners(clock, as_owner=False))
     assert not await other_process.open_waiting_tables()
     clock.advance(int(1000 * (FLUSH_INTERVAL_S + LEASE_S)) - 1)
     assert not await other_process.open_waiting_tables()
@@ -184,10 +190,10 @@ async def test_the_flush_of_the_first_rows_leaves_later_rows(tmp_path: Path, mon
     flushed_rows: list[int] = []
     flush_count = 0
 
-    async def commit_later(tables: CatalogTables, *arguments: Any, **options: Any) -> Entry:
+    async def commit_later(tables: CatalogTables, *arguments: Any, **options: Any) -> None:
         is_committing.set()
         await may_commit.wait()
-        return await commit(tables, *arguments, **options)
+        await commit(tables, *arguments, **options)
 
     async def count_flush(table: StreamTable, **options: Any) -> int:
         nonlocal flush_count

@@ -155,7 +155,7 @@ async def test_every_server_reports_the_rows_that_wait(fleet: list[StreamServer]
         assert await first_server.flush() == 1
 
 
-async def test_every_server_returns_the_rows_of_a_token_and_obeys_a_pause(fleet: list[StreamServer]) -> None:
+async def test_every_server_returns_the_rows_up_to_a_token_and_obeys_a_pause(fleet: list[StreamServer]) -> None:
     first_server, second_server = fleet
     token = (await first_server.post({"id": 1}))["token"]
     plan = f"{second_server.server.url}/v1/namespaces/db/tables/t/plan"
@@ -164,7 +164,7 @@ async def test_every_server_returns_the_rows_of_a_token_and_obeys_a_pause(fleet:
     async with second_server.server.http.post(f"{second_server.server.url}/api/v1/tables/db/t/stream/drain") as answer:
         # The flush succeeds although the other server may flush the first row at the same time.
         assert answer.status == 200, await answer.text()
-    status, message = await first_server.send_refused(b'[{"id": 2}]')
+    status, message = await first_server.send_and_read_error(b'[{"id": 2}]')
     assert (status, "is paused and takes no rows" in message) == (503, True)
     async with first_server.server.http.post(f"{first_server.server.url}/api/v1/tables/db/t/stream/resume") as answer:
         assert answer.status == 200, await answer.text()
@@ -178,7 +178,9 @@ async def test_request_repeated_at_another_server_adds_no_rows(fleet: list[Strea
     repeated_answer = await second_server.post({"id": 1}, query="?producer=p&sequence=0")
     assert repeated_answer == answer | {"duplicate": True}
     await second_server.post({"id": 2}, query="?producer=p&sequence=1")
-    status, message = await first_server.send_refused(b'{"id": 4}\n', "application/x-ndjson", "?producer=p&sequence=3")
+    status, message = await first_server.send_and_read_error(
+        b'{"id": 4}\n', "application/x-ndjson", "?producer=p&sequence=3"
+    )
     assert (status, "send append 2 first" in message) == (409, True)
     assert await first_server.ids() == [1, 2]
 
@@ -206,19 +208,19 @@ async def test_append_that_a_server_checked_before_a_commit_of_another_server_is
     row = b'[{"id": 2, "day": "3000-01-01"}]'  # The date is beyond the range of nanoseconds.
     with monkeypatch.context() as patch:
         delay_log(patch, wait)
-        append = asyncio.create_task(second_server.send_refused(row))
+        append = asyncio.create_task(second_server.send_and_read_error(row))
         await is_checked.wait()
         fields = [(1, "id", "long", True), (2, "name", "string", False), (3, "day", "timestamp_ns", False)]
         assert await commit_table(first_server, make_schema_updates(fields, [0])) == 200
         may_append.set()
         status, message = await append
     assert (status, "send the rows again" in message) == (503, True)
-    status, message = await second_server.send_refused(row)
+    status, message = await second_server.send_and_read_error(row)
     assert (status, "Row 0, column day" in message) == (400, True)
     await second_server.post({"id": 3, "day": "2020-01-03T00:00:00"})
     assert await first_server.flush() == 1
     for table in await _list_tables(fleet):
-        await table.follow()
+        await table.drop_flushed_rows()
         assert not table.unflushed_rows
 
 
@@ -226,6 +228,7 @@ async def test_append_that_a_server_checked_before_a_commit_of_another_server_is
 async def test_gate_of_a_server_that_stopped_is_opened_by_another_server(
     fleet: list[StreamServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A gate stops appends to a stream while a commit changes how its rows are written."""
     first_server, second_server = fleet
     await first_server.post({"id": 1})
     components = first_server.server.components
@@ -245,6 +248,7 @@ async def test_gate_of_a_server_that_stopped_is_opened_by_another_server(
 
 @pytest.mark.slow
 async def test_gate_of_a_purged_table_without_rows_is_removed(fleet: list[StreamServer]) -> None:
+    """The log stores a gate for each stream whose table was changed. It stops appends during such a change."""
     components = fleet[0].server.components
     entry = await components.catalog.tables.load_entry(("db",), "t")
     updates = make_schema_updates([(1, "id", "long", False), (9, "age", "int", True)], [])

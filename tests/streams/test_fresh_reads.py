@@ -62,8 +62,11 @@ def query_duckdb_rows(url: str, statement: str) -> list[tuple[Any, ...]]:
         con.close()
 
 
-def read_client_planned_ids(url: str) -> list[int]:
-    """Return the ids that an engine reads if it plans its scans itself and sends the header for fresh rows."""
+def read_ids_with_own_plan(url: str) -> list[int]:
+    """Return the ids that an engine reads if it plans its scans itself.
+
+    It sends the header that requests rows which are not flushed yet.
+    """
     with RestCatalog("fresh", uri=url, **FRESH) as catalog:
         return sorted(catalog.load_table("db.t").scan().to_arrow().column("id").to_pylist())
 
@@ -166,7 +169,7 @@ async def test_an_append_of_a_catalog_that_reads_waiting_rows_adds_only_its_rows
     await asyncio.to_thread(append, 11)
     assert await stream.ids() == [1, 2, 3, 4, 10, 11]
     await asyncio.to_thread(query_duckdb_rows, url, "INSERT INTO sea.db.t VALUES (12, 'd', NULL)")
-    assert await asyncio.to_thread(read_client_planned_ids, url) == [1, 2, 3, 4, 10, 11, 12]
+    assert await asyncio.to_thread(read_ids_with_own_plan, url) == [1, 2, 3, 4, 10, 11, 12]
     await stream.flush()
     assert await stream.ids() == [1, 2, 3, 4, 10, 11, 12]
 
@@ -244,11 +247,11 @@ READERS: dict[str, Callable[[str], list[int]]] = {
     "duckdb with plans": lambda url: [
         number for (number,) in query_duckdb_rows(url, "SELECT id FROM sea.db.t WHERE id >= 0 AND name IN ('a', 'b')")
     ],
-    "a client that plans": read_client_planned_ids,
+    "a client that plans": read_ids_with_own_plan,
 }
 
 
-@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(12, judged_number=1)))
+@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(12, number_in_ordinary_runs=1)))
 async def test_random_changes_leave_every_reader_with_the_rows_of_the_model(tmp_path: Path, seed: int) -> None:
     rng, last_id = random.Random(seed), 0
     flushed_ids, waiting_ids, ids_by_snapshot = set[int](), set[int](), dict[int, set[int]]()
@@ -330,7 +333,7 @@ async def test_java_client_reads_rows_that_were_acknowledged_before_it_loaded_th
     loaded_table = await asyncio.to_thread(stream.catalog.load_table, "db.t")
     assert await stream.flush() == 2
     # With these limits, the compaction merges the two small files.
-    policy = CompactionPolicy(target_bytes=1 << 20, min_files=2, small=1 << 20)
+    policy = CompactionPolicy(target_bytes=1 << 20, min_files=2, small_file_fraction=1 << 20)
     await asyncio.to_thread(compact, SeamarkClient(url), TABLE, policy=policy)
     compacted_table = await asyncio.to_thread(stream.catalog.load_table, "db.t")
     assert compacted_table.metadata.snapshots[-1].summary.operation is Operation.REPLACE

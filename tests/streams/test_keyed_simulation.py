@@ -73,7 +73,7 @@ def commit_deletes_of_an_older_version(patch: pytest.MonkeyPatch) -> None:
     commit_keyed = KeyedCatalog.commit_keyed
 
     def commit(catalog: KeyedCatalog, *args) -> None:
-        catalog.compares_versions = False
+        catalog.checks_versions = False
         commit_keyed(catalog, *args)
 
     patch.setattr(KeyedCatalog, "commit_keyed", commit)
@@ -86,7 +86,7 @@ def take_earlier_rows_for_later_ones(patch: pytest.MonkeyPatch) -> None:
 
 
 def order_fresh_parts_backwards(patch: pytest.MonkeyPatch) -> None:
-    """Make an earlier fresh file delete rows of a later fresh file."""
+    """Make an earlier fresh file delete rows of a later one. Fresh files have rows that are not flushed yet."""
     get_fresh_rows = StreamTable.get_fresh_rows
 
     async def reverse(table: StreamTable, flushed_offsets) -> FreshRows:
@@ -96,13 +96,13 @@ def order_fresh_parts_backwards(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StreamTable, "get_fresh_rows", reverse)
 
 
-def locate_rows_of_an_earlier_pointer(patch: pytest.MonkeyPatch) -> None:
-    """Compute the deletes of a plan for the files of the previous pointer."""
+def locate_rows_in_earlier_metadata(patch: pytest.MonkeyPatch) -> None:
+    """Compute the deletes of a plan for the files of earlier metadata of the table than the plan has loaded."""
     store = StreamTable.store_deletes
-    earlier_pointers: dict[StreamTable, object] = {}
+    earlier_metadata: dict[StreamTable, object] = {}
 
     async def store_stale(table: StreamTable, keyed_rows, entry, metadata, *, fresh: bool):
-        last_metadata, earlier_pointers[table] = earlier_pointers.get(table, metadata), metadata
+        last_metadata, earlier_metadata[table] = earlier_metadata.get(table, metadata), metadata
         return await store(table, keyed_rows, entry, last_metadata if fresh else metadata, fresh=fresh)
 
     patch.setattr(StreamTable, "store_deletes", store_stale)
@@ -124,7 +124,7 @@ MUTATIONS: list[tuple[Callable[[pytest.MonkeyPatch], None], str, int]] = [
     (commit_deletes_of_an_older_version, "a key has several rows|not the replay", 1),
     (take_earlier_rows_for_later_ones, "not the replay", 1),
     (order_fresh_parts_backwards, "not the replay", 1),
-    (locate_rows_of_an_earlier_pointer, "a key has several rows|not the replay|which is not in it", 1),
+    (locate_rows_in_earlier_metadata, "a key has several rows|not the replay|which is not in it", 1),
     (forget_the_last_append, "not the replay", 1),
 ]
 """For each mutation: the function that breaks the product, the message of the simulation, and the first seed to try."""

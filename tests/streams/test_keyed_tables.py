@@ -250,7 +250,7 @@ async def test_debezium_values_are_converted_by_the_schema_of_the_message(tmp_pa
 
 async def test_changes_that_cannot_be_applied_are_refused_with_the_reason(stream: StreamServer) -> None:
     async def read_reason(message: Any, query: str = "?envelope=debezium") -> str:
-        status, text = await stream.send_refused(json.dumps([message]).encode(), query=query)
+        status, text = await stream.send_and_read_error(json.dumps([message]).encode(), query=query)
         assert status == 400
         return text
 
@@ -266,7 +266,7 @@ async def test_changes_that_cannot_be_applied_are_refused_with_the_reason(stream
     assert 'Row 0 has the _op "upsert"' in await read_reason({"id": 1, "name": "a", "_op": "upsert"}, "")
     assert "Row 0 has no value in the column id" in await read_reason({"_op": "delete"}, "")
     assert "column name is required" in await read_reason({"id": 1, "_op": "update"}, "")
-    status, text = await stream.send_refused(encode_arrow(id=[1], name=["a"], _op=["merge"]), ARROW)
+    status, text = await stream.send_and_read_error(encode_arrow(id=[1], name=["a"], _op=["merge"]), ARROW)
     assert (status, 'Row 0 has the _op "merge"' in text) == (400, True)
     assert await read_names(stream) == {}
 
@@ -287,14 +287,14 @@ async def test_table_without_key_accepts_only_inserts(tmp_path: Path) -> None:
         assert await stream.ids() == [1, 1]
         for kind in ("update", "delete"):
             body = json.dumps([{"id": 1, "name": "a"}, {"id": 1, "name": "a", "_op": kind}]).encode()
-            status, text = await stream.send_refused(body)
+            status, text = await stream.send_and_read_error(body)
             assert (status, f"Row 1 has the kind {kind}, and the table has no key" in text) == (400, True)
 
 
 async def test_invalid_key_is_refused_with_the_column(tmp_path: Path) -> None:
     async with open_stream_server(tmp_path) as stream:
         await create_stream_table(stream, SCHEMA, properties={KEY: "id, city"})
-        status, text = await stream.send_refused(b'[{"id": 1, "name": "a"}]')
+        status, text = await stream.send_and_read_error(b'[{"id": 1, "name": "a"}]')
         assert (status, "names the column 'city'" in text) == (400, True)
 
 
@@ -340,7 +340,7 @@ async def test_unflushed_rows_keep_their_key_after_schema_changes(tmp_path: Path
         await asyncio.to_thread(change_schema)
         row = {"number": 3_000_000_000, "name": "e", "more": "m"}
         if key:
-            status, text = await stream.send_refused(json.dumps([row]).encode())
+            status, text = await stream.send_and_read_error(json.dumps([row]).encode())
             assert (status, "names the column 'id'" in text) == (400, True)
         else:
             await stream.post(row, {"number": 3, "name": "f"})
@@ -373,7 +373,7 @@ async def test_table_that_gets_a_key_replaces_unflushed_rows(tmp_path: Path) -> 
             await stream.flush()
 
 
-@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(4, judged_number=1)))
+@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(4, number_in_ordinary_runs=1)))
 async def test_random_changes_equal_a_dictionary(tmp_path: Path, seed: int) -> None:
     """The changes come from stream writers and batch writers.
 

@@ -28,9 +28,9 @@ from seamark.metaserver.store.operations import FlushedRange
 from seamark.metaserver.streams.catalog_tables import is_flush
 from seamark.metaserver.streams.positions import (
     End,
-    Files,
+    FilesStep,
     LogRows,
-    ReadableTable,
+    ReaderTableState,
     ReadPosition,
     choose_next_step,
     encode_ranges,
@@ -68,14 +68,24 @@ class PositionModel:
     """A table and its log. Rows are numbers."""
 
     def __init__(self, rng: Random, shards: int, *, rebuild_chance: float = 0.1) -> None:
+        """Create a table without rows.
+
+        Args:
+            rng: The source of all random choices.
+            shards: The number of shards of the log.
+            rebuild_chance: The probability that a random change is a new log.
+        """
         self.rng = rng
         self.rebuild_chance = rebuild_chance
         self.rows: list[int] = []
         """All rows, in the order in which they were acknowledged."""
         self.log: dict[int, list[int]] = {shard: [] for shard in range(shards)}
+        """The rows of each shard in the log."""
         self.starts = dict.fromkeys(range(shards), 0)
+        """The offset of the first row of each shard that retention has not removed from the log."""
         self.flushed_offsets = dict.fromkeys(range(shards), 0)
         self.log_hash = hash_log("log 0")
+        """The identity of the log, by which positions of an earlier log are recognized."""
         self.history = SnapshotHistory()
         # The rows that each snapshot added, and all rows that it has.
         self.added_ids: dict[int, list[int]] = {}
@@ -83,12 +93,12 @@ class PositionModel:
         self._ids = itertools.count(1)
         self._numbers = itertools.count(1)
 
-    def make_table(self) -> ReadableTable:
+    def make_table(self) -> ReaderTableState:
         shards = {
             shard: ShardState(self.starts[shard], len(rows), self.flushed_offsets[shard], 0)
             for shard, rows in self.log.items()
         }
-        return ReadableTable(cast("TableMetadata", self.history), dict(self.flushed_offsets), shards, self.log_hash)
+        return ReaderTableState(cast("TableMetadata", self.history), dict(self.flushed_offsets), shards, self.log_hash)
 
     def commit(self, operation: str, added_ids: list[int], ranges: list[FlushedRange] | None = None) -> None:
         parent = self.history.current_snapshot_id
@@ -175,7 +185,7 @@ class TokenReader:
                 case End():
                     self.token = step.position.encode()
                     return True
-                case Files():
+                case FilesStep():
                     rows = model.live_ids[step.snapshot_id] if step.is_scan else model.added_ids[step.snapshot_id]
                     self.seen_counts.update(rows)
                     self.token = step.position.encode()
@@ -191,7 +201,10 @@ class TokenReader:
 
 
 def start_reader(model: PositionModel) -> TokenReader | None:
-    """Return a reader at a random kind of start position, or None if the position is gone."""
+    """Return a reader at a random kind of start position.
+
+    Return None if the log does not have the position any more, or if there is no snapshot to start from.
+    """
     table = model.make_table()
     match model.rng.choice(("earliest", "latest", "snapshot", "time")):
         case "earliest":
@@ -204,6 +217,7 @@ def start_reader(model: PositionModel) -> TokenReader | None:
             return TokenReader(position.encode(), list(model.live_ids[snapshot_id]))
         case "time" if model.history.by_id:
             try:
+                # The time of a snapshot is its id.
                 snapshot = find_snapshot_at(table, model.rng.choice(list(model.history.by_id)))
                 position = find_position_after_snapshot(UUID, table, snapshot)
             except OffsetOutOfRange:
@@ -322,10 +336,10 @@ def test_invalid_token_is_refused(token: str) -> None:
 def test_snapshot_whose_summary_is_no_flush_of_this_table_is_read_as_an_append(offsets: str, table_uuid: str) -> None:
     summary = {"operation": "append", FLUSH_OFFSETS: offsets, FLUSH_TABLE: table_uuid}
     snapshot = Snapshot(1, 1, summary=msgspec.Raw(json.dumps(summary).encode()))
-    table = ReadableTable(cast("TableMetadata", SnapshotHistory({1: snapshot}, 1)), {0: 2}, {})
+    table = ReaderTableState(cast("TableMetadata", SnapshotHistory({1: snapshot}, 1)), {0: 2}, {})
     assert parse_ranges(snapshot, table) is None
     step = choose_next_step(ReadPosition(UUID, None, ()), table, skips_changes=True)
-    assert isinstance(step, Files)
+    assert isinstance(step, FilesStep)
     assert step.position.offsets == ()
 
 
@@ -339,7 +353,7 @@ def test_flushes_before_a_rebuild_are_read_as_appends() -> None:
     first_snapshot_id, second_snapshot_id = model.history.by_id
     start = find_position_after_snapshot(UUID, model.make_table(), None)
     step = choose_next_step(parse_position(start.encode(), UUID), model.make_table())
-    assert isinstance(step, Files)
+    assert isinstance(step, FilesStep)
     assert (step.snapshot_id, step.position.offsets) == (first_snapshot_id, (0,))
     step = choose_next_step(step.position, model.make_table())
     assert isinstance(step, LogRows)
@@ -355,7 +369,9 @@ def test_flushes_before_a_rebuild_are_read_as_appends() -> None:
 def test_flush_of_an_earlier_server_is_a_flush_of_the_table() -> None:
     summary = {"operation": "append", FLUSH_MARK: "true", FLUSH_OFFSETS: "0:0-2"}
     snapshot = Snapshot(1, 1, summary=msgspec.Raw(json.dumps(summary).encode()))
-    table = ReadableTable(cast("TableMetadata", SnapshotHistory({1: snapshot}, 1)), {0: 2}, {0: ShardState(0, 2, 2, 0)})
+    table = ReaderTableState(
+        cast("TableMetadata", SnapshotHistory({1: snapshot}, 1)), {0: 2}, {0: ShardState(0, 2, 2, 0)}
+    )
     assert parse_ranges(snapshot, table) == (FlushedRange(shard=0, start=0, end=2),)
     assert choose_next_step(ReadPosition(UUID, None, (2,)), table) == End(ReadPosition(UUID, 1, (2,)))
     assert is_flush(snapshot, UUID)

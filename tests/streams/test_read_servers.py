@@ -19,7 +19,7 @@ from seamark.metaserver.streams.stream_properties import ENABLED
 from tests.services.kafka import Kafka
 from tests.services.seamark import Seamark
 from tests.streams.test_fleet import make_shared_settings
-from tests.streams.test_fresh_reads import TABLE, read_client_planned_ids, scan_ids
+from tests.streams.test_fresh_reads import TABLE, read_ids_with_own_plan, scan_ids
 from tests.streams.test_read_stream import list_ids, read_batches
 from tests.streams.test_rows_over_http import NEVER_MS, SCHEMA, create_stream_table, open_stream_server
 from tests.streams.test_stream_commands import record_calls
@@ -56,7 +56,7 @@ async def test_read_server_without_a_log_shows_flushed_rows_and_refuses_changes(
             assert (answer.status, error["type"]) == (406, "UnsupportedOperationException")
             assert error["message"] == refusal.format(operation)
         uuid = (await components.catalog.tables.load_entry(("db",), "t")).uuid
-        with pytest.raises(ReadOnlyServer, match="send a statement that changes rows of a stream table to one of"):
+        with pytest.raises(ReadOnlyServer, match="send a statement or request that flushes a stream table to one of"):
             await components.streams.flush(uuid)
         assert await writer.count_snapshots() == 1
 
@@ -80,7 +80,8 @@ async def test_read_server_returns_waiting_rows_and_never_flushes_them(
         streams = reader.server.components.streams
         (table,) = streams.tables.values()
         follow_calls: list[str] = []
-        monkeypatch.setattr(table, "follow", record_calls(table.follow, "follow", follow_calls))
+        drop_flushed_rows = record_calls(table.drop_flushed_rows, "follow", follow_calls)
+        monkeypatch.setattr(table, "drop_flushed_rows", drop_flushed_rows)
         await until(lambda: len(follow_calls) > 3)  # The rows were due for a flush in each of these rounds.
         assert (table.flushed, table.unflushed_rows) == ({0: 1}, 1)
         assert streams.counts.flushes == streams.counts.failed_flushes == 0
@@ -111,7 +112,7 @@ async def test_process_that_reads_follows_a_process_that_writes(
                 assert answer.status == 200, await answer.text()
             expected = list(range(1, number + 1))
             assert await asyncio.to_thread(scan_ids, reader.base_url) == expected
-            assert await asyncio.to_thread(read_client_planned_ids, reader.base_url) == expected
+            assert await asyncio.to_thread(read_ids_with_own_plan, reader.base_url) == expected
             if number == 4:
                 async with http.post(f"{writer.base_url}/api/v1/tables/db/t/flush") as answer:
                     assert answer.status == 200, await answer.text()

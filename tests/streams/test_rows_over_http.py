@@ -34,6 +34,7 @@ from seamark.formats.runtime.errors import CommitConflict, CommitUnknown, TooMan
 from seamark.metaserver.log.segments import SegmentLog
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.streams.catalog_tables import CatalogTables
+from seamark.metaserver.streams.incoming import body_room
 from seamark.metaserver.streams.incoming.body_room import BodyReservations
 from seamark.metaserver.streams.stream_counts import StreamCounts
 from seamark.metaserver.streams.stream_properties import ENABLED
@@ -70,9 +71,10 @@ class StreamServer:
         assert status == 200, answer
         return answer
 
-    async def send_refused(
+    async def send_and_read_error(
         self, body: bytes | AsyncIterator[bytes], content_type: str = "application/json", query: str = ""
     ) -> tuple[int, str]:
+        """Send a request that the server refuses. Return the status and the message of the error."""
         status, answer = await self.send(body, content_type, query)
         return status, answer["error"]["message"]
 
@@ -86,6 +88,7 @@ class StreamServer:
         return await asyncio.to_thread(read)
 
     async def flush(self) -> int:
+        """Flush the table, and return the number of flushed rows."""
         (uuid,) = self.server.components.streams.tables
         return await self.server.components.streams.flush(uuid)
 
@@ -94,8 +97,11 @@ class StreamServer:
         return len(table.metadata.snapshots)
 
 
-async def iterate(body: bytes) -> AsyncIterator[bytes]:
-    """Yield a body. The request does not announce its size, so the server receives it without a wait."""
+async def yield_body(body: bytes) -> AsyncIterator[bytes]:
+    """Yield a body. The request does not announce its size.
+
+    So the server receives it at once. A large body with an announced size waits until the server has memory for it.
+    """
     yield body
 
 
@@ -221,7 +227,7 @@ async def test_a_repeated_request_of_a_producer_adds_no_row(stream: StreamServer
     assert second_answer["duplicate"]
     await stream.post({"id": 2}, query="?producer=p&sequence=1")
     await stream.post({"id": 3}, query="?producer=other&sequence=0")
-    status, message = await stream.send_refused(b'[{"id": 9}]', query="?producer=p&sequence=7")
+    status, message = await stream.send_and_read_error(b'[{"id": 9}]', query="?producer=p&sequence=7")
     assert (status, "send append 2 first" in message) == (409, True)
     assert await stream.ids() == [1, 2, 3]
 
@@ -242,7 +248,7 @@ async def test_error_of_an_unknown_outcome_states_whether_a_repeat_is_safe(
 
 async def test_error_of_an_invalid_row_names_row_column_and_value(stream: StreamServer) -> None:
     async def read_reason(*rows: Any) -> str:
-        status, message = await stream.send_refused(json.dumps(rows).encode())
+        status, message = await stream.send_and_read_error(json.dumps(rows).encode())
         assert status == 400
         return message
 
@@ -256,14 +262,14 @@ async def test_error_of_an_invalid_row_names_row_column_and_value(stream: Stream
     assert "Row 0, column day: the value" in await read_reason({"id": 1, "day": "31.1.2026"})
     assert "column id is required" in await read_reason({"name": "a"}, {"id": 1})
     assert "Row 0 is 7" in await read_reason(7)
-    assert (await stream.send_refused(b"[{"))[0] == 400
-    assert (await stream.send_refused(b"id\n1\n", "text/csv"))[0] == 415
-    assert "Row 1 is not valid JSON" in (await stream.send_refused(b'{"id": 1}\n{"id": \n', LINES))[1]
-    assert (await stream.send_refused(b"nothing", ARROW))[0] == 400
-    status, message = await stream.send_refused(encode_arrow(id=["x"]), ARROW)
+    assert (await stream.send_and_read_error(b"[{"))[0] == 400
+    assert (await stream.send_and_read_error(b"id\n1\n", "text/csv"))[0] == 415
+    assert "Row 1 is not valid JSON" in (await stream.send_and_read_error(b'{"id": 1}\n{"id": \n', LINES))[1]
+    assert (await stream.send_and_read_error(b"nothing", ARROW))[0] == 400
+    status, message = await stream.send_and_read_error(encode_arrow(id=["x"]), ARROW)
     assert (status, "column id" in message) == (400, True)
-    assert (await stream.send_refused(b"[]", query="?producer=p"))[0] == 400
-    assert (await stream.send_refused(b"[]", query="?producer=p&sequence=-1"))[0] == 400
+    assert (await stream.send_and_read_error(b"[]", query="?producer=p"))[0] == 400
+    assert (await stream.send_and_read_error(b"[]", query="?producer=p&sequence=-1"))[0] == 400
     assert await stream.ids() == []
 
 
@@ -291,7 +297,7 @@ _ROWS = 20_000
 async def test_small_body_that_decodes_to_too_many_bytes_is_refused(stream: StreamServer, names: pa.Array) -> None:
     body = encode_arrow(id=pa.array(range(_ROWS), pa.int64()), name=names)
     assert len(body) < 1_000_000
-    status, message = await stream.send_refused(body, ARROW)
+    status, message = await stream.send_and_read_error(body, ARROW)
     assert (status, "decoded rows have more than" in message) == (413, True)
     dictionary = pa.DictionaryArray.from_arrays(pa.array([0, 0]), pa.array(["a"]))
     assert (await stream.send(encode_arrow(id=pa.array([1, 2]), name=dictionary), ARROW))[0] == 200
@@ -300,19 +306,19 @@ async def test_small_body_that_decodes_to_too_many_bytes_is_refused(stream: Stre
 async def test_table_with_encrypted_files_refuses_rows(tmp_path: Path) -> None:
     async with open_stream_server(tmp_path) as stream:
         await create_stream_table(stream, properties={"format-version": "3", "encryption.key-id": "k"})
-        status, message = await stream.send_refused(b'[{"id": 1}]')
+        status, message = await stream.send_and_read_error(b'[{"id": 1}]')
         assert (status, "encrypted" in message) == (400, True)
 
 
 async def test_table_that_is_not_a_stream_table_refuses_rows(tmp_path: Path) -> None:
     async with open_stream_server(tmp_path) as stream:
         await create_stream_table(stream, properties={ENABLED: "false"})
-        status, message = await stream.send_refused(b'[{"id": 1}]')
+        status, message = await stream.send_and_read_error(b'[{"id": 1}]')
         assert (status, f"set its property {ENABLED} to true" in message) == (400, True)
         await asyncio.to_thread(stream.catalog.drop_table, "db.t")
-        assert (await stream.send_refused(b'[{"id": 1}]'))[0] == 404
+        assert (await stream.send_and_read_error(b'[{"id": 1}]'))[0] == 404
         await create_stream_table(stream, properties={"format-version": "1"})
-        assert "needs version 2 or 3" in (await stream.send_refused(b'[{"id": 1}]'))[1]
+        assert "needs version 2 or 3" in (await stream.send_and_read_error(b'[{"id": 1}]'))[1]
 
 
 async def test_values_of_all_types_are_kept(tmp_path: Path) -> None:
@@ -421,10 +427,10 @@ async def test_large_bodies_wait_for_memory_instead_of_being_refused(
     # The first three bodies announce their length, and the server reads them only when there is memory. The others
     # do not, so the server reads them first.
     tasks = [asyncio.create_task(stream.send(body)) for _ in range(3)]
-    tasks += [asyncio.create_task(stream.send(iterate(body))) for _ in range(2)]
-    await until(lambda: (streams.body_room.sender_count, streams.body_room.waiter_count) == (3, 2))
+    tasks += [asyncio.create_task(stream.send(yield_body(body))) for _ in range(2)]
+    await until(lambda: (streams.body_room.unreceived_body_count, streams.body_room.waiter_count) == (3, 2))
     # A small body is refused, because the client can easily send it again.
-    assert (await stream.send_refused(b'[{"id": 2}]'))[0] == 429
+    assert (await stream.send_and_read_error(b'[{"id": 2}]'))[0] == 429
     table.appending_bytes = 0
     assert [status for status, _ in await asyncio.gather(*tasks)] == [200] * 5
     assert (table.arriving_bytes, table.reserved_bytes, streams.body_room.waiter_count) == (0, 0, 0)
@@ -436,12 +442,13 @@ async def test_large_bodies_wait_for_memory_instead_of_being_refused(
     table.appending_bytes = 0
 
 
-async def test_announced_body_that_never_arrives_delays_other_bodies_only_for_a_time(
+async def test_bodies_wait_at_most_a_limited_time_for_an_announced_body(
     stream: StreamServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("seamark.metaserver.streams.incoming.body_room.WAIT_S", 0.01)
     await stream.post({"id": 0})
     components = stream.server.components
+    # `room` makes large bodies of rows wait for memory.
     room, half_bytes = components.streams.body_room, components.settings.stream_memory_bytes // 2
     (table,) = components.streams.tables.values()
     loaded_table = await components.catalog.tables.load(("db",), "t")
@@ -450,12 +457,13 @@ async def test_announced_body_that_never_arrives_delays_other_bodies_only_for_a_
             assert table.arriving_bytes == 2 * half_bytes
         async with room.reserve([(loaded_table, half_bytes // 2)], "bob"):  # The body of Ann reserves nothing.
             pass
-    assert (table.arriving_bytes, room.sender_count) == (0, 0)
+    assert (table.arriving_bytes, room.unreceived_body_count) == (0, 0)
 
 
-async def test_body_waits_only_for_a_time_for_earlier_bodies(
+async def test_body_that_has_no_room_beside_earlier_bodies_is_refused_after_a_limited_time(
     stream: StreamServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A body reserves memory (`room`) before it is decoded. Bodies without memory wait in the order of the requests."""
     await stream.post({"id": 0})
     components = stream.server.components
     room, half_bytes = components.streams.body_room, components.settings.stream_memory_bytes // 2
@@ -505,7 +513,7 @@ async def test_unflushed_table_cannot_use_the_memory_of_other_tables(tmp_path: P
             await streams.flush(other_uuid)
 
 
-async def test_large_bodies_are_refused_by_their_decoded_size_during_pauses_and_by_full_queues(
+async def test_bodies_are_refused_if_they_are_too_large_or_the_table_is_paused_or_the_queue_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The decoded size of rows decides whether they are too large.
@@ -526,18 +534,18 @@ async def test_large_bodies_are_refused_by_their_decoded_size_during_pauses_and_
         await stream.flush()
         table.appending_bytes = 1 << 19  # This is the state during a slow flush.
         body = json.dumps([{"id": 1, "name": "x" * 300_000}]).encode()
-        refused_sends = [asyncio.create_task(stream.send_refused(iterate(body))) for _ in range(3)]
-        refused_sends.append(asyncio.create_task(stream.send_refused(body)))
-        await until(lambda: (streams.body_room.sender_count, streams.body_room.waiter_count) == (1, 3))
+        refused_sends = [asyncio.create_task(stream.send_and_read_error(yield_body(body))) for _ in range(3)]
+        refused_sends.append(asyncio.create_task(stream.send_and_read_error(body)))
+        await until(lambda: (streams.body_room.unreceived_body_count, streams.body_room.waiter_count) == (1, 3))
         # The bodies would take more than a quarter of 4 MiB.
-        status, message = await stream.send_refused(iterate(body))
+        status, message = await stream.send_and_read_error(yield_body(body))
         assert (status, "(stream_memory_bytes)" in message) == (429, True), message
         async with stream.server.http.post(
             f"{stream.server.url}/api/v1/tables/db/t/stream/pause", json={"reason": "move"}
         ) as answer:
             assert answer.status == 200, await answer.text()
         assert [status for status, _ in await asyncio.gather(*refused_sends)] == [503] * 4
-        status, message = await stream.send_refused(body)
+        status, message = await stream.send_and_read_error(body)
         assert (status, "move" in message) == (503, True), message
         assert (table.reserved_bytes, streams.body_room.waiter_count) == (0, 0)
         table.appending_bytes = 0
@@ -562,12 +570,13 @@ async def test_large_bodies_of_one_principal_cannot_use_all_places(
             pass
 
     table.appending_bytes = components.settings.stream_memory_bytes // 2  # This is the state during a slow flush.
-    waiting_tasks = [asyncio.create_task(reserve("ann")) for _ in range(8)]
-    await until(lambda: room.waiter_count == 8)
+    principal_limit = body_room._PRINCIPAL_WAITERS_MAX  # The limit of waiting bodies of one principal
+    waiting_tasks = [asyncio.create_task(reserve("ann")) for _ in range(principal_limit)]
+    await until(lambda: room.waiter_count == principal_limit)
     with pytest.raises(TooManyRequests):
         await reserve("ann")
     waiting_tasks.append(asyncio.create_task(reserve("bob")))
-    await until(lambda: room.waiter_count == 9)
+    await until(lambda: room.waiter_count == principal_limit + 1)
     table.appending_bytes = 0
     await asyncio.gather(*waiting_tasks)
     assert (room.waiter_count, table.reserved_bytes) == (0, 0)
@@ -595,7 +604,7 @@ def _mark_flushes_as_due(stream: StreamServer) -> bool:
     return True
 
 
-@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(6, judged_number=1)))
+@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(6, number_in_ordinary_runs=1)))
 async def test_readers_get_each_row_once_during_random_writes_flushes_and_restarts(tmp_path: Path, seed: int) -> None:
     """Stream writers, batch appends, flushes and restarts change a table concurrently.
 
@@ -776,7 +785,7 @@ async def test_table_without_its_log_stays_readable_and_loses_no_new_rows(tmp_pa
         await stream.flush()
     shutil.rmtree(tmp_path / "streams")
     async with open_stream_server(tmp_path) as stream:
-        status, message = await stream.send_refused(b'[{"id": 3}]')
+        status, message = await stream.send_and_read_error(b'[{"id": 3}]')
         assert (status, "restore it" in message) == (503, True)
         assert await stream.ids() == [1, 2]
 
@@ -788,7 +797,7 @@ async def test_second_log_refuses_rows_while_the_first_has_unflushed_rows(tmp_pa
         await stream.post({"id": 1})
     (tmp_path / "streams").rename(tmp_path / "first")
     async with open_stream_server(tmp_path) as stream:
-        status, message = await stream.send_refused(b'[{"id": 2}]')
+        status, message = await stream.send_and_read_error(b'[{"id": 2}]')
         assert (status, "write to the server that has that log" in message) == (503, True)
     shutil.rmtree(tmp_path / "streams")
     (tmp_path / "first").rename(tmp_path / "streams")

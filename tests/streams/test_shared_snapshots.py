@@ -86,7 +86,11 @@ async def test_fresh_snapshot_of_one_server_is_planned_at_another(tmp_path: Path
 async def test_files_of_a_fresh_snapshot_outlive_the_time_in_its_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Until this time, a plan at another server may name the snapshot. Its query may then run for the retention."""
+    """A fresh snapshot is the current snapshot with files of rows that are not flushed yet.
+
+    Its signed record, which other servers read, has a time. Until then, a plan at another server may name the snapshot,
+    and its query may run for the retention.
+    """
     retention_s = 100
     async with open_stream_server(tmp_path, stream_fresh_retention_s=retention_s) as stream:
         await create_stream_table(stream)
@@ -167,6 +171,10 @@ class StoredLists(dict[str, bytes]):
 
 
 async def test_record_without_a_valid_signature_or_after_its_expiry_is_ignored() -> None:
+    """A record has a snapshot with rows that are not flushed yet. Other servers accept it only with a signature.
+
+    The record is in the header of the manifest list of the snapshot.
+    """
     clock, objects, folder = SimulatedClock(1), StoredLists(), f"file:///t/{FRESH_FOLDER}"
 
     def make_process(root: bytes = b"r" * 32) -> SharedSnapshots:

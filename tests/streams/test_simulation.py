@@ -101,8 +101,8 @@ def accept_appends_in_any_order(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Group, "_check_sequence", accept)
 
 
-def skip_numbers(patch: pytest.MonkeyPatch) -> None:
-    """Treat an append as a repetition if a later append has overtaken it."""
+def ignore_appends_that_are_stored_late(patch: pytest.MonkeyPatch) -> None:
+    """Treat an append as a repetition if a later append of the producer was stored first."""
     check = Group._check_sequence
     patch.setattr(Group, "_check_sequence", lambda group, producer: check(group, replace(producer, sparse=True)))
 
@@ -112,7 +112,7 @@ def flush_without_comparing(patch: pytest.MonkeyPatch) -> None:
     commit = SimulatedCatalog.commit
 
     def commit_without_comparing(catalog: SimulatedCatalog, *args) -> None:
-        catalog.compares = False
+        catalog.checks_offsets = False
         commit(catalog, *args)
 
     patch.setattr(SimulatedCatalog, "commit", commit_without_comparing)
@@ -133,9 +133,11 @@ def serve_rows_of_the_last_process_without_a_sync(patch: pytest.MonkeyPatch) -> 
     patch.setattr(recovery, "_recover_last_segment", recover)
 
 
-def follow_no_flush(patch: pytest.MonkeyPatch) -> None:
-    """Give a reader the pointer from before a flush and the fresh rows from after it."""
-    patch.setattr(StreamTable, "_observe", lambda table, flushed_offsets: table._advance(flushed_offsets))
+def combine_old_files_with_new_offsets(patch: pytest.MonkeyPatch) -> None:
+    """Give a reader the files from before a flush, and from the log only the rows that are not flushed after it."""
+    patch.setattr(
+        StreamTable, "_advance_to_reader", lambda table, flushed_offsets: table._drop_flushed(flushed_offsets)
+    )
 
 
 def read_shards_at_different_moments(patch: pytest.MonkeyPatch) -> None:
@@ -193,13 +195,13 @@ def store_shards_apart(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(segments.SegmentLog, "_write_group", write_group)
 
 
-def forget_flushed_offsets(patch: pytest.MonkeyPatch) -> None:
-    """Make retention remove rows that are in no data file."""
+def treat_all_rows_as_released(patch: pytest.MonkeyPatch) -> None:
+    """Treat all rows as flushed and no longer needed, so that retention removes rows that are in no data file."""
     patch.setattr(LogSegment, "is_released", lambda segment, state: True)
 
 
-def plan_with_an_old_journal(patch: pytest.MonkeyPatch) -> None:
-    """Plan without reading the journal up to its end."""
+def let_servers_plan_with_an_old_journal(patch: pytest.MonkeyPatch) -> None:
+    """Let servers plan without reading the journal, which states the appended rows, up to its end."""
 
     async def skip_sync(log: KafkaLog) -> None:
         pass
@@ -208,7 +210,10 @@ def plan_with_an_old_journal(patch: pytest.MonkeyPatch) -> None:
 
 
 def acknowledge_before_the_journal(patch: pytest.MonkeyPatch) -> None:
-    """Acknowledge rows when they are in their partitions, before a record of the journal names them."""
+    """Acknowledge rows when they are in their partitions, before a record of the journal names them.
+
+    Only rows that the journal names are appended. The acknowledgement is that of a repetition, so it has no positions.
+    """
     write_rows = KafkaLog._write_rows
 
     async def write(log: KafkaLog, group):
@@ -238,7 +243,10 @@ def decide_by_a_setting_of_the_server(patch: pytest.MonkeyPatch) -> None:
 
 
 def delete_rows_that_came_late(patch: pytest.MonkeyPatch) -> None:
-    """Delete Kafka's records up to the last released row, and with them rows that arrived late."""
+    """Delete Kafka's records up to the last released row, and with them rows that arrived late.
+
+    Retention keeps the records from `start.record` on. One record more is removed here.
+    """
     trim = JournalState._trim
 
     def trim_late_rows(state: JournalState, request: TrimRequest, now_ms: int) -> None:
@@ -252,7 +260,10 @@ def delete_rows_that_came_late(patch: pytest.MonkeyPatch) -> None:
 
 
 def begin_at_any_head(patch: pytest.MonkeyPatch) -> None:
-    """Let a server start from a head of the journal although later records are deleted."""
+    """Let a server start from any head of the journal, although records after it may be deleted.
+
+    A head is a summary of the journal, which is written to the journal in pieces.
+    """
     read_head = JournalReader._read_head
 
     def read(reader: JournalReader, piece) -> None:
@@ -271,6 +282,7 @@ def write_shards_apart(patch: pytest.MonkeyPatch) -> None:
             return append(state, request, group)
         first_batch, *later_batches = request.batches
         answer = append(state, structs.replace(request, batches=(first_batch,)), group)
+        # The other batches are appended before the next group, each as a record of its own.
         state.__dict__.setdefault("late", []).extend(later_batches)
         return answer
 
@@ -293,16 +305,16 @@ def let_every_server_own_each_table(patch: pytest.MonkeyPatch) -> None:
 
 MUTATIONS: list[tuple[Callable[[pytest.MonkeyPatch], None], str, bool, int]] = [
     (acknowledge_before_the_sync, "rows are lost|rows are damaged|beyond the watermark", False, 5),
-    (forget_flushed_offsets, "acknowledged rows are lost", False, 9),
-    (skip_numbers, "acknowledged rows are lost", False, 1),
+    (treat_all_rows_as_released, "acknowledged rows are lost", False, 9),
+    (ignore_appends_that_are_stored_late, "acknowledged rows are lost", False, 1),
     (forget_what_producers_sent, "twice|out of order", False, 1),
     (flush_without_comparing, "twice", True, 5),
     (accept_appends_in_any_order, "out of order|invariant", True, 1),
-    (follow_no_flush, "acknowledged rows are lost|went back", True, 3),
+    (combine_old_files_with_new_offsets, "acknowledged rows are lost|went back", True, 3),
     (serve_rows_of_the_last_process_without_a_sync, "beyond the watermark|went back|rows are damaged", False, 233),
     (read_shards_at_different_moments, "only a part of an append|acknowledged rows are lost", False, 1),
     (store_shards_apart, "only a part of an append", False, 351),
-    (plan_with_an_old_journal, "acknowledged rows are lost|went back", True, 17),
+    (let_servers_plan_with_an_old_journal, "acknowledged rows are lost|went back", True, 17),
     (acknowledge_before_the_journal, "acknowledged rows are lost", True, 1),
     (
         decide_by_a_setting_of_the_server,

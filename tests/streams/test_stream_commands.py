@@ -65,17 +65,17 @@ async def test_a_paused_table_refuses_rows_until_it_is_resumed_and_a_drained_tab
         await append_batch(stream, 0)
         await stream.post({"id": 1})
         assert await run_stream_command(url, "pause", "db.t", "--reason", "a move") == "db.t is paused: a move\n"
-        status, message = await stream.send_refused(b'[{"id": 2}]')
+        status, message = await stream.send_and_read_error(b'[{"id": 2}]')
         assert (status, "a move" in message, "seamark stream resume db.t" in message) == (503, True, True)
         assert "paused: a move" in await run_stream_command(url, "show", "db.t")
         assert await stream.flush() == 1
     async with open_stream_server(tmp_path) as stream:
         url = stream.server.url
-        assert (await stream.send_refused(b'[{"id": 2}]'))[0] == 503
+        assert (await stream.send_and_read_error(b'[{"id": 2}]'))[0] == 503
         assert await run_stream_command(url, "resume", "db.t") == "db.t accepts rows again\n"
         await stream.post({"id": 2}, {"id": 3})
         assert await run_stream_command(url, "drain", "db.t") == "2 rows of db.t were flushed; db.t is paused\n"
-        assert (await stream.send_refused(b'[{"id": 4}]'))[0] == 503
+        assert (await stream.send_and_read_error(b'[{"id": 4}]'))[0] == 503
         (stream_report,) = json.loads(await run_stream_command(url, "list", "--json"))
         assert (stream_report["waiting-rows"], stream_report["paused"]) == (0, "no reason was given")
         assert await run_stream_command(url, "resume", "db.t") == "db.t accepts rows again\n"
@@ -180,7 +180,7 @@ async def test_metrics_count_appends_refusals_and_flushes(tmp_path: Path) -> Non
         await stream.post({"id": 1}, {"id": 2})
         await stream.flush()
         await run_stream_command(stream.server.url, "pause", "db.t")
-        assert (await stream.send_refused(b'[{"id": 3}]'))[0] == 503
+        assert (await stream.send_and_read_error(b'[{"id": 3}]'))[0] == 503
 
         async def is_shown(*lines: str) -> bool:
             async with stream.server.http.get(f"{stream.server.url}/metrics") as answer:

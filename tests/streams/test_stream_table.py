@@ -86,7 +86,7 @@ async def test_a_pointer_from_before_a_flush_is_refused() -> None:
         await table.append({0: build_batch(1)})
         offsets_before_flush = dict(world.flushed)
         await table.flush()
-        with pytest.raises(CommitConflict, match="read its pointer again"):
+        with pytest.raises(CommitConflict, match="load it again"):
             await table.get_fresh_rows(offsets_before_flush)
 
 
@@ -143,7 +143,7 @@ async def test_a_new_owner_reads_rows_of_the_log_that_it_did_not_append() -> Non
         assert await reopened_table.flush() == 1
 
 
-@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(60, judged_number=6)))
+@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(60, number_in_ordinary_runs=6)))
 async def test_readers_get_each_row_once_in_order_with_random_writers_owners_and_flushes(seed: int) -> None:
     """Every reader gets each row that was acknowledged before its read, no row twice, and the rows of each shard in
     order.
@@ -192,6 +192,7 @@ async def test_readers_get_each_row_once_in_order_with_random_writers_owners_and
 
 
 async def test_reader_sees_all_rows_of_an_append_after_half_of_its_fresh_files_failed() -> None:
+    """A fresh file has rows of the log that are not flushed yet. A read of the table writes it."""
     async with open_world(shards=2) as world:
         table = world.open(interval_s=0.05)
         await table.append({0: build_batch(1), 1: build_batch(2)})
@@ -217,6 +218,7 @@ async def test_reader_sees_all_rows_of_an_append_after_half_of_its_fresh_files_f
 
 
 async def test_reader_sees_all_rows_of_an_append_after_a_flush_during_the_write_of_a_fresh_file() -> None:
+    """A fresh file has rows of the log that are not flushed yet. A read of the table writes it."""
     async with open_world(shards=2) as world:
         table, other_table = world.open(interval_s=0.05), world.open()
         await table.append({0: build_batch(*range(10))})
@@ -225,7 +227,7 @@ async def test_reader_sees_all_rows_of_an_append_after_a_flush_during_the_write_
         first_task = asyncio.create_task(world.read(table))
         await asyncio.sleep(0)  # The first reader begins to write a file.
         await other_table.flush()
-        # The second reader has the pointer of the flush, and waits for the first reader.
+        # The second reader knows the files of the flush, and waits for the first reader.
         second_task = asyncio.create_task(world.read(table))
         await asyncio.sleep(0)
         await other_table.append({0: build_batch(11), 1: build_batch(12)})
@@ -274,9 +276,9 @@ async def test_readers_that_wait_for_a_write_that_fails_late_share_its_error(mon
 
 
 async def test_reader_misses_no_row_if_another_owner_flushes_half_of_a_fresh_file() -> None:
-    """When rows 1 and 2 are flushed, the fresh file of rows 1 to 3 is removed.
+    """A fresh file has rows of the log that are not flushed yet.
 
-    The file of row 4 must not stay without row 3.
+    When rows 1 and 2 are flushed, the fresh file of rows 1 to 3 is removed. Row 3 must then be in a new file.
     """
     async with open_world() as world:
         table = world.open()
@@ -291,7 +293,7 @@ async def test_reader_misses_no_row_if_another_owner_flushes_half_of_a_fresh_fil
                 await create("data/flushed", json.dumps([1, 2]).encode())
                 file = EncodedFile("data/flushed", data=b"", content_file=b"{}", rows=2)
                 await world.commit(world.entry(), cast("Any", None), [file], [FlushedRange(shard=0, start=0, end=2)])
-                await table.follow()
+                await table.drop_flushed_rows()
             await create(location, data)
 
         world.create = create_after_a_flush  # type: ignore[method-assign]
@@ -311,9 +313,12 @@ def test_name_of_the_table_producer_is_the_same_as_in_earlier_versions() -> None
 # -- the choice of fresh files -----------------------------------------------------------------------------------------
 
 
-def write_parts(parts: FreshParts, end: int, cut_position: int | None = None) -> list[int]:
-    """Write the parts up to an offset. Return the number of rows of each part."""
-    ranges = parts.choose_ranges(0, end, cut_position)
+def write_parts(parts: FreshParts, end: int, cut_offset: int | None = None) -> list[int]:
+    """Write the parts with rows that are not flushed, up to an offset. Return the number of rows of each new part.
+
+    No part crosses `cut_offset`, where a running flush ends.
+    """
+    ranges = parts.choose_ranges(0, end, cut_offset)
     new_parts = [
         FreshPart(0, new.start, new.end, (EncodedFile(f"{new.start}-{new.end}", b"", b"{}", new.end - new.start),))
         for new in ranges
@@ -323,7 +328,7 @@ def write_parts(parts: FreshParts, end: int, cut_position: int | None = None) ->
     return [part.end - part.start for part in new_parts]
 
 
-@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(20, judged_number=5)))
+@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(20, number_in_ordinary_runs=5)))
 def test_reads_of_a_growing_table_write_small_parts_and_leave_few_parts(seed: int) -> None:
     rng, parts, end, written_rows = random.Random(seed), FreshParts(), 0, 0
     for _ in range(1_000):  # Each round appends rows and reads the table.
@@ -331,7 +336,7 @@ def test_reads_of_a_growing_table_write_small_parts_and_leave_few_parts(seed: in
         end += added_rows
         (rows,) = write_parts(parts, end)
         written_rows += rows
-        # A table with many rows has parts of about a sixteenth of its rows.
+        # A part has rows that are not flushed yet. A table with many rows has parts of about a sixteenth of its rows.
         assert rows <= max(MERGED_ROWS_MAX, end // 16, added_rows)
         assert len(parts.parts) <= 50
         assert parts.get_covered_offset(0) == end
@@ -341,6 +346,6 @@ def test_reads_of_a_growing_table_write_small_parts_and_leave_few_parts(seed: in
 def test_no_part_crosses_the_end_of_a_running_flush() -> None:
     parts = FreshParts()
     write_parts(parts, 100)
-    assert write_parts(parts, 200, cut_position=160) == [160, 40]
-    assert write_parts(parts, 230, cut_position=160) == [70]
+    assert write_parts(parts, 200, cut_offset=160) == [160, 40]
+    assert write_parts(parts, 230, cut_offset=160) == [70]
     assert [(part.start, part.end) for part in parts.parts] == [(0, 160), (160, 230)]

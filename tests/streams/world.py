@@ -41,7 +41,7 @@ class NumberFiles:
         return [EncodedFile(location, json.dumps(numbers).encode(), b"{}", len(numbers))]
 
     def list_keys(self, rows: Sequence[RowSlice], metadata: TableMetadata) -> frozenset[RowKey]:
-        return frozenset([()])
+        return frozenset([()])  # The table has no key columns, so the key is empty.
 
     def encode_index_files(self, files: Sequence[EncodedFile], metadata: TableMetadata) -> list[EncodedIndexFile]:
         return []
@@ -67,7 +67,10 @@ class StreamWorld:
         return Entry(EntryKind.TABLE, ("db",), "t", UUID, "|".join(self.files), flushed=flushed_text)
 
     def open(self, *, interval_s: float = 0.0, part_bytes_max: int = 64 << 20) -> StreamTable:
-        """Open the table as another owner, as after a restart."""
+        """Open the table as another owner does, for example after a restart.
+
+        Fresh files have rows that are not flushed yet. `interval_s` is the shortest time between two writes of them.
+        """
         return StreamTable(
             self.entry(),
             self.log,
@@ -104,7 +107,7 @@ class StreamWorld:
         files: Sequence[EncodedFile],
         ranges: Sequence[FlushedRange],
         index_files: Sequence[EncodedIndexFile] = (),
-    ) -> Entry:
+    ) -> None:
         """Record the files and ranges unless the next scripted outcome is a refusal or a loss."""
         outcome = self.fails.pop() if self.fails else ""
         if outcome == "refused" or any(self.flushed[moved_range.shard] != moved_range.start for moved_range in ranges):
@@ -114,7 +117,6 @@ class StreamWorld:
             self.flushed |= {moved_range.shard: moved_range.end for moved_range in ranges}
         if outcome:
             raise CommitUnknown("the outcome of the commit is unknown")
-        return self.entry()
 
     def find_key_columns(self, metadata: TableMetadata) -> tuple[str, ...]:
         return ()
@@ -125,7 +127,10 @@ class StreamWorld:
         return [number for location in locations for number in json.loads(self.objects[location])]
 
     async def read(self, table: StreamTable) -> list[int]:
-        """Return the rows that a plan of this owner reads: first the pointer, then the fresh rows for this pointer."""
+        """Return the rows that a plan of this owner reads.
+
+        The plan loads the files and the flushed offsets of the table, and then the rows after these offsets.
+        """
         for _ in range(50):
             files, flushed_offsets = self.files, dict(self.flushed)
             try:

@@ -92,7 +92,7 @@ def list_vague_names(source: str) -> Iterator[str]:
 
 
 def list_functions_without_verb(source: str) -> Iterator[str]:
-    """Yield the functions whose names end with `of` after one word."""
+    """Yield the functions whose names have no verb, because they end with `of` after one word, such as `rows_of`."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and FUNCTION_WITHOUT_VERB.fullmatch(node.name):
             decorators = {ast.unparse(decorator) for decorator in node.decorator_list}

@@ -24,7 +24,10 @@ def copy_migrated_databases() -> None:
 
 @contextmanager
 def create_empty_databases() -> Iterator[None]:
-    """Let stores of this process create and migrate empty databases, as a real server does, until the block ends."""
+    """Let stores of this process create and migrate empty databases, as a real server does, until the context ends.
+
+    The function of the module is replaced, because the store calls it by its name in the module.
+    """
     create_database = sqlite.create_private_database
     vars(sqlite)["create_private_database"] = _create_empty_database
     try:
@@ -34,11 +37,12 @@ def create_empty_databases() -> Iterator[None]:
 
 
 def _create_migrated_database(path: Path) -> None:
+    """Copy the migrated database to `path`, unless a file exists, and let the original function open it."""
     if not os.path.lexists(path):
         descriptor, name = tempfile.mkstemp(dir=path.parent)
         with open(descriptor, "wb") as file:
             file.write(_read_migrated_database())
-        # Another process may create the database meanwhile. A link is complete from the beginning.
+        # Another process may create the database meanwhile. A link makes the whole file visible at once.
         with suppress(FileExistsError):
             os.link(name, path)
         os.unlink(name)

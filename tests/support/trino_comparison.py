@@ -109,7 +109,7 @@ def _run_statement(port: int, sql: str, parameters: Sequence[Any], **options: An
 
 
 @contextmanager
-def open_both(folder: Path, lake: TrinoLake) -> Iterator[TrinoAndProxy]:
+def open_trino_and_proxy(folder: Path, lake: TrinoLake) -> Iterator[TrinoAndProxy]:
     """Open the proxy with settings for these tests.
 
     The proxy waits for slow plans, and shows clients no error of a rewritten statement.

@@ -139,10 +139,10 @@ async def test_worker_accepts_only_the_certificate_of_its_server(tmp_path: Path)
     authority.issue("server")
     tls_settings = {"tls_cert": str(authority.certificate), "tls_key": str(authority.key)}
     async with run_server(tmp_path / "home", **tls_settings) as server:
-        own_leaves = Certificate(authority.certificate, authority.key).leaves()
+        server_certificates = Certificate(authority.certificate, authority.key).leaves()
         authority.issue("another")
         other_certificate = authority.certificate.read_text()
-        await asyncio.to_thread(SeamarkClient(server.url, certificates=own_leaves).ping)
+        await asyncio.to_thread(SeamarkClient(server.url, certificates=server_certificates).ping)
         for wrong_certificates in (other_certificate, ""):
             client = SeamarkClient(server.url, certificates=wrong_certificates, retries=0)
             with pytest.raises(Unreachable, match=r"issuer certificate|self-signed"):
@@ -156,7 +156,8 @@ async def test_statement_with_a_join_accepts_the_certificate_of_its_server(tmp_p
     authority = Authority(tmp_path, ("seamark.example",))
     authority.issue("server")
     tls_settings = {"tls_cert": str(authority.certificate), "tls_key": str(authority.key)}
-    own_leaves = Certificate(authority.certificate, authority.key).leaves()
+    # The client accepts only these certificates, which are those of the server itself.
+    server_certificates = Certificate(authority.certificate, authority.key).leaves()
 
     def run_join(url: str) -> tuple[tuple[str, int], ...]:
         """Create two tables, and return the joins that the plan of a query over both of them used."""
@@ -165,8 +166,8 @@ async def test_statement_with_a_join_accepts_the_certificate_of_its_server(tmp_p
             {"id": 2, "name": "name", "required": False, "type": "string"},
         ]
         with (
-            closing(SeamarkClient(url, certificates=own_leaves)) as client,
-            SqlSession(url, certificates=own_leaves) as session,
+            closing(SeamarkClient(url, certificates=server_certificates)) as client,
+            SqlSession(url, certificates=server_certificates) as session,
         ):
             for name in ("small", "large"):
                 body = {"name": name, "schema": {"type": "struct", "fields": fields}}

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from seamark.metaserver.services.budgets import apply_budget, compute_budget_wait_s, parse_windows
+from seamark.metaserver.services.budgets import apply_window_and_priority, compute_window_wait_s, parse_windows
 from seamark.metaserver.services.job import Job
 
 DAY_S = 86_400
@@ -33,7 +33,7 @@ def to_milliseconds(text: str) -> int:
     ],
 )
 def test_job_waits_until_its_window_begins(windows: str, now: str, wait_minutes: int) -> None:
-    assert compute_budget_wait_s(windows, to_milliseconds(now)) == 60 * wait_minutes
+    assert compute_window_wait_s(windows, to_milliseconds(now)) == 60 * wait_minutes
 
 
 def test_random_windows_agree_with_a_loop_over_minutes() -> None:
@@ -44,7 +44,7 @@ def test_random_windows_agree_with_a_loop_over_minutes() -> None:
         open_minutes = {minute % 1440 for minute in range(start, end if end > start else end + 1440)}
         now = rng.randrange(1440)
         wait_minutes = next(minutes for minutes in range(1441) if (now + minutes) % 1440 in open_minutes)
-        assert compute_budget_wait_s(window, 60_000 * now) == 60 * wait_minutes
+        assert compute_window_wait_s(window, 60_000 * now) == 60 * wait_minutes
 
 
 @pytest.mark.parametrize("text", ["25:00-26:00", "1:00-2:00", "10:00-10:00", "10:00", "10:00-24:30", "a," * 30])
@@ -54,7 +54,7 @@ def test_invalid_window_is_ignored(text: str) -> None:
 
 def test_index_jobs_ignore_windows_and_high_priority_precedes_normal() -> None:
     properties = {"seamark.services.window": "01:00-02:00", "seamark.services.priority": "high"}
-    index_job = apply_budget(Job("indexing", ("db",), "t", "u", 5), properties)
-    expiration_job = apply_budget(Job("expiration", ("db",), "t", "u", 9), properties)
+    index_job = apply_window_and_priority(Job("indexing", ("db",), "t", "u", 5), properties)
+    expiration_job = apply_window_and_priority(Job("expiration", ("db",), "t", "u", 9), properties)
     assert (index_job.window, expiration_job.window) == ("", "01:00-02:00")
     assert expiration_job.priority < 5

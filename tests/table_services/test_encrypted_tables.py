@@ -29,8 +29,11 @@ ENCRYPTED_COLUMNS = {("payload", "k1"), ("price", "k2"), ("place.city", "k2")}
 """(column, key) pairs that ENCRYPTED_VALUES encrypts."""
 
 
-def write_files(server: Seamark) -> IndexClient:
-    """Write six small encrypted files to each of two partitions. Maintenance is not enabled yet."""
+def create_encrypted_table(server: Seamark) -> IndexClient:
+    """Create a table with six small encrypted files in each of two partitions. Maintenance is not enabled yet.
+
+    Return a client of the server.
+    """
     catalog = RestCatalog("s", uri=server.base_url)
     catalog.create_namespace("db")
     catalog.create_table("db.t", SCHEMA, partition_spec=BY_PART, properties=PROPERTIES)
@@ -60,7 +63,7 @@ def test_worker_merges_and_indexes_encrypted_files_with_the_configured_key_servi
     """
     env = {**KMS, "SEAMARK_PARQUET_KEY_FILE": write_key_file(tmp_path, "db"), "SEAMARK_SERVICES_WORKERS": "1"}
     with Seamark(tmp_path / "home", env=env) as server:
-        client = write_files(server)
+        client = create_encrypted_table(server)
         rows_before, files_before = read_rows_by_id(client), list_paths(client)
         enable_services(server)
         block_until(lambda: list_errors(client))

@@ -8,7 +8,7 @@ from seamark.commands.maintenance.run import run
 from seamark.connector.jobs.jobs import JOBS
 from seamark.formats.protocol.wire import ACCESS_CHECK
 from seamark.formats.services.service import TableService
-from seamark.formats.services.services import SERVICES, list_inherited_prefixes, list_steering_prefixes
+from seamark.formats.services.services import SERVICES, list_affecting_prefixes, list_inherited_prefixes
 from seamark.metaserver.services.policy import PROPERTIES
 from seamark.metaserver.services.proposers import PROPOSERS
 from seamark.metaserver.settings.settings import FIELDS
@@ -50,12 +50,12 @@ def test_properties_and_settings_of_a_service_follow_its_declaration(service: Ta
     for declared_property in service.list_policy_properties():
         assert declared_property.name.startswith(service.property_prefixes)
         assert declared_property.name in PROPERTIES
-    assert set(service.steered_by) <= SERVICES.keys() - {service.name}
+    assert set(service.affected_by) <= SERVICES.keys() - {service.name}
 
 
 def test_each_service_lists_the_properties_that_steer_its_jobs() -> None:
-    assert list_steering_prefixes("compaction") == ("seamark.compaction.", "seamark.clustering.")
-    assert list_steering_prefixes("expiration") == ("seamark.expiration.", "history.expire.")
-    assert list_steering_prefixes("indexing") == ("seamark.index.",)
+    assert list_affecting_prefixes("compaction") == ("seamark.compaction.", "seamark.clustering.")
+    assert list_affecting_prefixes("expiration") == ("seamark.expiration.", "history.expire.")
+    assert list_affecting_prefixes("indexing") == ("seamark.index.",)
     assert "seamark.index." not in list_inherited_prefixes()
     assert "history.expire." in list_inherited_prefixes()

@@ -135,27 +135,37 @@ class ScriptedLauncher:
 @asynccontextmanager
 async def run_scheduler(
     server: RunningServer,
-    recorder: ScriptedLauncher,
+    launcher: ScriptedLauncher,
     lasts_s: float = 30.0,
     services: Sequence[EveryTable] = (),
-    launchers: int = 1,
+    concurrent_jobs: int = 1,
     rights: StandingRights | None = None,
     slots: JobSlots | None = None,
 ) -> AsyncIterator[asyncio.Task[None]]:
-    """Run a scheduler with its own lease on the server's tables, and cancel it at the end."""
+    """Run a scheduler with its own lease on the server's tables, and cancel it at the end.
+
+    Args:
+        server: The server.
+        launcher: Starts the jobs, and observes their progress.
+        lasts_s: The length of the lease in seconds.
+        services: The table services that propose jobs. The default is one job for every table.
+        concurrent_jobs: The number of jobs that run at the same time.
+        rights: The rights of the principals for which jobs run.
+        slots: Limits the jobs of all schedulers.
+    """
     components = server.components
     lease = Lease(components.store, components.clock, "services", make_holder_name(components.clock), lasts_s=lasts_s)
     tables = TableWatch(components.store, components.timeline, components.catalog.documents.peek, components.clock)
     runs = RunLog(components.store, components.timeline, components.clock)
     started_scheduler = Scheduler(
         services or [EveryTable()],
-        [recorder] * launchers,
+        [launcher] * concurrent_jobs,
         tables,
         components.timeline,
         runs,
         lease,
         components.clock,
-        recorder,
+        launcher,
         queue_limit=1000,
         rights=rights or StandingRights(components.store, components.clock, components.settings),
         slots=slots,
@@ -289,7 +299,7 @@ async def test_services_that_rewrite_files_of_a_table_take_turns(
         await create_tables(server, "db", "t")
         recorder = ScriptedLauncher(duration_s=0.05)
         async with run_scheduler(
-            server, recorder, services=[EveryTable(name, pause_s=0.01) for name in names], launchers=len(names)
+            server, recorder, services=[EveryTable(name, pause_s=0.01) for name in names], concurrent_jobs=len(names)
         ):
             await until(lambda: set(recorder.services) == set(names))
         assert recorder.running_max == 1
@@ -451,7 +461,7 @@ async def test_sweep_repeats_only_changed_or_waiting_tables(tmp_path: Path) -> N
         assert await sweep_names() == {"refused", "late"}
         await post("namespaces/a/properties", {"updates": {"seamark.compaction.enabled": "true"}, "removals": []})
         assert await sweep_names() == {"refused", "late", "never", "changed", "new"}
-        tables.forget()
+        tables.forget_due_times()
         assert len(await sweep_names()) == 6
 
 

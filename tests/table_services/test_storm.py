@@ -296,6 +296,14 @@ class JobProcesses:
     """One process for each kind of job. Processes are killed at random and restarted."""
 
     def __init__(self, storm: Storm, log: Path, readable_s: int, *, yields: bool) -> None:
+        """Prepare the processes.
+
+        Args:
+            storm: The running server and writers.
+            log: The file to which jobs write their results.
+            readable_s: The minimum age of snapshots that expire, in seconds.
+            yields: Whether rewrites run one at a time, and omit files that writers will probably replace.
+        """
         self._storm = storm
         self._readable_ms = 1000 * readable_s
         self._log = log

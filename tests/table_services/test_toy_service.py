@@ -52,7 +52,7 @@ print(json.dumps(outputs))
 
 
 @pytest.mark.slow
-def test_declaration_and_two_halves_make_a_table_service(tmp_path: Path) -> None:
+def test_declaration_proposer_and_job_make_a_table_service(tmp_path: Path) -> None:
     program = (sys.executable, "-P", "-c", SERVER)
     with Seamark(tmp_path / "home", env={"SEAMARK_SERVICES_WORKERS": "1"}, prefix=program) as server:
         catalog = RestCatalog("s", uri=server.base_url)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from seamark.formats.services.service import ServiceProperty, TableService, is_whole_number
+from seamark.formats.services.service import ServiceProperty, TableService, require_whole_number
 
 MIN_FILES = "seamark.labelling.min-files"
 LABEL = "toy.data-files"
@@ -14,5 +14,5 @@ LABELLING_SERVICE = TableService(
     summary="writes the number of data files into a table property",
     priority=4,
     setting_help="Label tables without the property seamark.labelling.enabled.",
-    properties=(ServiceProperty(MIN_FILES, "2", is_whole_number(MIN_FILES)),),
+    properties=(ServiceProperty(MIN_FILES, "2", require_whole_number(MIN_FILES)),),
 )

@@ -83,9 +83,10 @@ class DurationRecorder:
             if test.wall_s >= SLOW_S:
                 self.durations[test.place] = test
             if nextitem is None or nextitem.path != item.path:
-                self._close_file(item.nodeid.partition("::")[0])
+                self._record_file(item.nodeid.partition("::")[0])
 
-    def _close_file(self, place: str) -> None:
+    def _record_file(self, place: str) -> None:
+        """Add the durations of the tests since the last call to those of the test file `place`."""
         total = self.durations.get(place, Duration(place, tests=0, wall_s=0.0, cpu_s=0.0))
         cpu_s = _read_tree_cpu_s()
         wall_s = total.wall_s + sum(test.wall_s for test in self._running_durations)

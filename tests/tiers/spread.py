@@ -105,7 +105,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Sort the tests in the same way in every process.
 
     Raises:
-        UsageError: A test would start a further JVM.
+        UsageError: A test uses a fixture that starts a JVM, and its file is in no unit of `UNITS`. The tests of a unit
+            run in one process and share its JVM. This test would start a further one.
     """
     for item in items:
         for fixture in SESSION_FIXTURES & set(getattr(item, "fixturenames", ())):

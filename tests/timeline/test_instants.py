@@ -15,7 +15,7 @@ from seamark.metaserver.store.port import InstantFilter
 from seamark.metaserver.timeline.instants import (
     advance_instant,
     check_invariants,
-    check_move,
+    check_transition,
     is_finished,
     matches_filter,
 )
@@ -28,10 +28,10 @@ ALLOWED_MOVES = {(R, I), (R, B), (I, C), (I, B)}
 @pytest.mark.parametrize(("current_state", "next_state"), sorted(itertools.product(InstantState, repeat=2)))
 def test_only_the_four_state_transitions_are_allowed(current_state: InstantState, next_state: InstantState) -> None:
     if (current_state, next_state) in ALLOWED_MOVES:
-        check_move(current_state, next_state)
+        check_transition(current_state, next_state)
     else:
         with pytest.raises(BadRequest, match=f"in state {current_state.value} cannot become {next_state.value}"):
-            check_move(current_state, next_state)
+            check_transition(current_state, next_state)
 
 
 @given(st.lists(st.sampled_from(list(InstantState)), max_size=6))

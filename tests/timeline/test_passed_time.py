@@ -80,7 +80,11 @@ async def test_time_while_the_server_runs_is_counted_completely(tmp_path: Path) 
 
 
 async def test_server_that_is_stopped_most_of_the_day_deletes_old_data(tmp_path: Path) -> None:
-    """There are more gaps than are stored. No time counts twice, and the time while the server ran is not forgotten."""
+    """A gap is a period that does not count as passed time, here because no server ran.
+
+    There are more gaps than the catalog stores. No more time counts than the server ran, and all of it counts at the
+    end.
+    """
     clock = SimulatedClock(seed=1)
     async with open_sqlite(tmp_path / "c.db", clock=clock) as store:
         start_ms = (await read_passed_time(store, clock)).now_ms
@@ -93,8 +97,8 @@ async def test_server_that_is_stopped_most_of_the_day_deletes_old_data(tmp_path:
                 passed_time = await read_passed_time(store, clock)
             earlier_events = events[day % 20 :: 20]  # Each earlier day is checked once in 20 days.
             assert all(
-                passed_time.measure_ms(at_ms, passed_time.now_ms) <= ran_ms - then_ms
-                for at_ms, then_ms in earlier_events
+                passed_time.measure_ms(at_ms, passed_time.now_ms) <= ran_ms - ran_ms_at_event
+                for at_ms, ran_ms_at_event in earlier_events
             )
             events.append((clock.now_ms(), ran_ms))
             clock.advance(22 * HOUR_MS)
@@ -128,10 +132,11 @@ async def test_lease_taken_while_the_clock_was_ahead_ends_in_time(tmp_path: Path
         await ahead_lease.hold()
         clock.jump(-YEAR_MS)
         await right_lease.hold()
+        # After `forget`, the next call of `hold` reads the lease from the store.
         ahead_lease.forget()
         with pytest.raises(LeaseLost):
             await ahead_lease.hold()
         await ahead_lease.release()  # A release does not affect the lease of another holder.
         right_lease.forget()
         await right_lease.hold()
-        assert right_lease.fence == 2
+        assert right_lease.fence == 2, "the lease has had two holders, and the second one still has it"

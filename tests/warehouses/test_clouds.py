@@ -59,4 +59,5 @@ async def test_one_server_has_warehouses_in_three_clouds(
         assert ACCOUNT_KEY not in str(shown_warehouses)
         for name, location in locations.items():
             rows = await asyncio.to_thread(write_and_read, world.url, name, location, clients[name])
+            # `write_and_read` writes this id, which differs between the warehouses.
             assert rows == [len(location)]

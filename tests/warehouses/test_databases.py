@@ -113,7 +113,7 @@ async def test_replaced_encryption_key_opens_all_warehouses(tmp_path: Path) -> N
     async with run_server_with_warehouses(tmp_path, **settings_with_both_keys) as world:
         warehouses = world.server.components.warehouses
         assert warehouses is not None
-        await warehouses.round()
+        await warehouses.synchronize_with_database()
         # The version of the warehouse does not change, so the server does not open it again.
         assert await world.send("GET", "/api/v1/warehouses/sales") == (200, created_warehouse)
     async with run_server_with_warehouses(tmp_path, **settings, encryption_key=new_key) as world:

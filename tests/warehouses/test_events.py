@@ -97,7 +97,7 @@ def test_closed_warehouse_is_not_in_the_gauges(monkeypatch: pytest.MonkeyPatch) 
         for name, observer in jobs.items():
             observer.set_services_state(leading=False, blocked=True)
             observer.set_queued_jobs(7)
-            metrics.gateway_cache.sample(
+            metrics.gateway_cache.set_values(
                 warehouse=name, memory={"blocks": 4}, disk={}, served_bytes={}, events={"fetch": 1}
             )
         if is_shared:  # The metrics library cannot remove a value that several workers share. It becomes 0 instead.

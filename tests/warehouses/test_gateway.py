@@ -49,7 +49,7 @@ async def create_keys(world: WarehouseServer, warehouse: str, name: str = "t") -
     return read_keys(await world.create_table(ROOTS[warehouse], "db", name))
 
 
-async def read_code(
+async def send_and_read_error_code(
     world: WarehouseServer, keys: Keys, target: Keys, method: str = "GET", name: str = "data/o", **headers: str
 ) -> str:
     """Send a request with `keys` for the object `name` of the table to which the keys `target` belong.
@@ -88,14 +88,17 @@ def list_forged_keys(keys: Keys, victim: Keys) -> list[Keys]:
 
 async def attack_each_warehouse(world: WarehouseServer, keys_by_warehouse: dict[str, Keys]) -> None:
     for keys in keys_by_warehouse.values():
-        assert await read_code(world, keys, keys, "PUT") == "OK"
-        assert await read_code(world, keys, keys) == "OK"
+        assert await send_and_read_error_code(world, keys, keys, "PUT") == "OK"
+        assert await send_and_read_error_code(world, keys, keys) == "OK"
     for attacker, victim in itertools.permutations(keys_by_warehouse.values(), 2):
         for forged_keys in list_forged_keys(attacker, victim):
             for method in ("GET", "PUT", "DELETE"):
-                assert await read_code(world, forged_keys, victim, method) in ("AccessDenied", "SignatureDoesNotMatch")
+                assert await send_and_read_error_code(world, forged_keys, victim, method) in (
+                    "AccessDenied",
+                    "SignatureDoesNotMatch",
+                )
         source = f"/{victim.bucket}/{victim.prefix}data/o"
-        code = await read_code(world, attacker, attacker, "PUT", "data/copy", x_amz_copy_source=source)
+        code = await send_and_read_error_code(world, attacker, attacker, "PUT", "data/copy", x_amz_copy_source=source)
         assert code == "AccessDenied"
 
 
@@ -141,17 +144,17 @@ async def test_keys_end_with_the_warehouse_or_its_access_through_the_gateway(tmp
         staged_request = {"name": "t", "schema": SCHEMA, "stage-create": True}
         stock_keys = read_keys((await world.send("POST", "/v1/stock/namespaces/db/tables", staged_request))[1])
         for keys in (sales_keys, stock_keys):
-            assert await read_code(world, keys, keys, "PUT") == "OK"
+            assert await send_and_read_error_code(world, keys, keys, "PUT") == "OK"
         # A change of another setting does not end the keys.
         body = {"location": "s3://lake/further/sales", "settings": {"drop_retention_s": 5}}
         assert (await world.send("PUT", "/api/v1/warehouses/sales", body))[0] == 200
-        assert await read_code(world, sales_keys, sales_keys) == "OK"
+        assert await send_and_read_error_code(world, sales_keys, sales_keys) == "OK"
         body["settings"] = {"s3_client_access": "none"}
         assert (await world.send("PUT", "/api/v1/warehouses/sales", body))[0] == 200
-        assert await read_code(world, sales_keys, sales_keys) == "AccessDenied"
+        assert await send_and_read_error_code(world, sales_keys, sales_keys) == "AccessDenied"
         assert (await world.send("DELETE", "/v1/stock/namespaces/db"))[0] == 204
         assert (await world.send("DELETE", "/api/v1/warehouses/stock"))[0] == 204
-        assert await read_code(world, stock_keys, stock_keys) == "AccessDenied"
+        assert await send_and_read_error_code(world, stock_keys, stock_keys) == "AccessDenied"
 
 
 async def send_slowly(permissions: list[asyncio.Event]) -> AsyncIterator[bytes]:
@@ -168,19 +171,22 @@ async def test_upload_survives_a_change_of_the_warehouse_but_not_the_end_of_its_
     async with run_gateway(tmp_path, rights_recheck_s=0.05, drain_timeout_s=PATIENCE_S) as world:
         keys = await create_keys(world, "sales")
         path, headers = keys.sign("PUT", "data/slow", host=keys.endpoint.removeprefix("http://"))
-        permissions = [asyncio.Event(), asyncio.Event()]
+        may_continue_events = [asyncio.Event(), asyncio.Event()]
         headers = {**headers, "Content-Length": "2"}
+        # A task needs a coroutine, so `__aenter__` sends the request. Each event lets the body continue.
         upload = asyncio.create_task(
-            world.server.http.put(f"{keys.endpoint}{path}", data=send_slowly(permissions), headers=headers).__aenter__()
+            world.server.http.put(
+                f"{keys.endpoint}{path}", data=send_slowly(may_continue_events), headers=headers
+            ).__aenter__()
         )
-        permissions[0].set()
-        await read_code(world, keys, keys)
+        may_continue_events[0].set()
+        await send_and_read_error_code(world, keys, keys)
         settings = {"s3_client_access": "none"} if change == "end" else {"drop_retention_s": 5}
         body = {"location": "s3://lake/further/sales", "settings": settings}
         assert (await world.send("PUT", "/api/v1/warehouses/sales", body))[0] == 200
         # The catalog does not wait for the upload.
         assert (await world.send("GET", "/v1/sales/namespaces"))[0] == 200
-        permissions[1].set()
+        may_continue_events[1].set()
         answer = await upload
         assert answer.status == (403 if change == "end" else 200), await answer.text()
         answer.release()

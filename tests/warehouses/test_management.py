@@ -23,7 +23,7 @@ async def create_and_read_refusal(world: WarehouseServer, body: dict[str, Any]) 
     return str(answer["error"]["message"])
 
 
-async def test_admin_lists_changes_and_drops_warehouses(tmp_path: Path) -> None:
+async def test_admin_lists_warehouses_and_changes_their_settings(tmp_path: Path) -> None:
     async with run_server_with_warehouses(tmp_path, "stock", "sales") as world:
         _, page = await world.send("GET", "/api/v1/warehouses")
         assert [warehouse["name"] for warehouse in page["warehouses"]] == ["sales", "stock"]
@@ -33,7 +33,7 @@ async def test_admin_lists_changes_and_drops_warehouses(tmp_path: Path) -> None:
         assert (status, changed_warehouse["settings"]) == (200, {"drop_retention_s": 0, "namespace_entries_limit": 2})
         assert await world.send("GET", "/api/v1/warehouses/sales") == (200, changed_warehouse)
 
-        # The changed quota and the changed default apply to the next request.
+        # The changed quota applies to the next request.
         await world.create_table("/v1/sales", "db", "t")
         status, error = await world.send(
             "POST", "/v1/sales/namespaces/db/tables", {"name": "u", "schema": {"type": "struct", "fields": []}}

@@ -41,7 +41,7 @@ from seamark.connector.analysis.algebra.equivalences import (
     Predicate,
     build_semi_joins,
     copy_to_equal_columns,
-    join_equivalences,
+    derive_conditions_from_equalities,
     move_to_column,
     push_disjunction_across_join,
     restrict_to_columns,
@@ -170,7 +170,7 @@ class QueryBlock:
         tree: The joins of the sources, or None for a block without sources.
         outputs: The output columns of the block.
         where: A predicate on the joined rows.
-        passes: Whether a condition on an output may be pushed to the sources.
+        passes_conditions: Whether a condition on an output may be pushed to the sources.
         needs_rows: Whether the result has exactly the rows of the sources that meet `where`, each at least once.
         keys: The grouping keys that have one value in each group, or None if the rows are not grouped.
         having: The condition of HAVING on `keys`.
@@ -186,7 +186,7 @@ class QueryBlock:
     tree: JoinTree | None
     outputs: Outputs
     where: Predicate | None = None
-    passes: bool = True
+    passes_conditions: bool = True
     needs_rows: bool = False
     keys: frozenset[ColumnReference] | None = None
     having: Condition | None = None
@@ -266,7 +266,7 @@ class QueryBlock:
 
         If WHERE cannot be translated exactly, the result has a weaker condition and is marked as not exact.
         """
-        if self.tree != 0:
+        if self.tree != 0:  # A join. Without a join, the tree is the position of the only source, which is 0.
             return None
         source = self.sources[0]
         source_rows = source.find_source_rows()
@@ -292,7 +292,7 @@ class QueryBlock:
     def push_down(self, condition: Condition | None) -> None:
         """Push a condition on the outputs, and the block's own conditions, down to the sources and the subqueries."""
         if self.tree is not None:
-            self._push_to(self.tree, self._move_to_rows(condition))
+            self._push_to(self.tree, self._derive_row_condition(condition))
         # The subqueries are last, because the conditions on the sources also apply to equal columns of correlated
         # subqueries.
         for query in self.inner_queries:
@@ -302,23 +302,30 @@ class QueryBlock:
 
     # Conditions on the joined rows
 
-    def _move_to_rows(self, condition: Condition | None) -> Condition | None:
+    def _derive_row_condition(self, condition: Condition | None) -> Condition | None:
         """Return a condition that is true for each joined row that can change the result.
 
-        It consists of the given condition on the outputs (if the block passes it on), HAVING on grouping keys, and the
-        conditions of aggregates, of an outer query and of WHERE.
+        It combines these conditions: WHERE; the given condition on the outputs, if `passes_conditions` allows it;
+        HAVING on grouping keys; the conditions of aggregates with FILTER; and conditions of an outer query. Conditions
+        that follow from equal columns are added.
+
+        Args:
+            condition: A condition on the outputs of the block, or None.
         """
-        row_condition = self._keep_before_windows(self._move_to_columns(condition) if self.passes else None)
+        row_condition = self._keep_before_windows(
+            self._translate_to_source_columns(condition) if self.passes_conditions else None
+        )
         row_condition = all_of([row_condition, self.having, self.aggregate_filter, self.correlated_condition])
         if self.where is None:
             return row_condition
         return self._extend_by_equalities(all_of([self.where.condition, row_condition]), self.where.equalities)
 
-    def _move_to_columns(self, condition: Condition | None) -> Condition | None:
+    def _translate_to_source_columns(self, condition: Condition | None) -> Condition | None:
         """Translate a condition on the outputs into a condition on the columns of the sources.
 
-        Parts on literals are evaluated, and parts that may be true for a null that the block adds are dropped. If the
-        block groups rows, only parts on grouping keys remain, because they remove whole groups.
+        Comparisons of an output that is a literal are evaluated. A block with grouping sets may replace a value of a
+        source by null. Parts that may be true for such a null are dropped, because the source has another value there.
+        If the block groups rows, only parts on grouping keys remain, because they remove whole groups.
         """
         condition = weaken(condition, lambda atom: evaluate_literals(atom, self.outputs.find_literal))
         column_condition = move(
@@ -342,7 +349,7 @@ class QueryBlock:
 
     def _extend_by_equalities(self, condition: Condition | None, equalities: Sequence[Equality]) -> Condition | None:
         """Return the condition extended by the conditions that follow from equal columns."""
-        condition = all_of([*join_equivalences(equalities, self.sources), condition])
+        condition = all_of([*derive_conditions_from_equalities(equalities, self.sources), condition])
         condition = copy_to_equal_columns(condition, equalities, self.find_reference_kind)
         return all_of([condition, *push_disjunction_across_join(condition, equalities, self.sources)])
 
@@ -365,7 +372,10 @@ class QueryBlock:
             self.sources[tree].push_down(own_part)
 
     def _push_to_inner_joins(self, tree: SourceJoin, condition: Condition | None) -> None:
-        """Push a condition down through nested inner joins together, because each row meets all ON conditions."""
+        """Push a condition down to the sides of nested inner joins.
+
+        The nested joins are handled as one join of all sides, because each row meets all ON conditions.
+        """
         sides, joins = flatten_inner_joins(tree)
         equalities = [equality for join in joins for equality in join.on.equalities]
         implied_condition = self._extend_by_equalities(
@@ -399,7 +409,7 @@ class QueryBlock:
             self._push_to_inner_joins(tree, wanted_condition)
             return
         equalities = tree.on.equalities
-        on = all_of([tree.on.condition, *join_equivalences(equalities, self.sources)])
+        on = all_of([tree.on.condition, *derive_conditions_from_equalities(equalities, self.sources)])
         for side, own_sources, other_sources, is_kept, is_other_kept in (
             (tree.left, left, right, keeps_left, keeps_right),
             (tree.right, right, left, keeps_right, keeps_left),
@@ -440,13 +450,16 @@ def _move_to_table(condition: Condition | None, source: Relation) -> Condition |
 
 
 def iter_exists_semi_joins(query: QueryBlock, pairs: Sequence[Equality]) -> Iterator[SemiJoin]:
-    """Yield semi-joins for columns of the outer block, from a subquery that must return a row.
+    """Yield semi-joins for columns of the outer block, from a subquery that must return a row (EXISTS).
 
-    The function yields nothing if the subquery can return a row although its sources have no rows.
+    For example, in `WHERE EXISTS (SELECT 1 FROM t WHERE t.k = o.k)`, the column `o.k` has a value of `t.k`. The
+    function yields nothing if the subquery can return a row although its sources have no rows, as `SELECT count(*)`
+    does.
 
     Args:
         query: The block of the subquery.
-        pairs: The pairs of `InnerQuery`.
+        pairs: Pairs of a column of the subquery's sources and a column of the outer block that WHERE requires to be
+            equal.
     """
     if not query.needs_rows:
         return

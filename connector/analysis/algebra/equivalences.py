@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
-from seamark.connector.analysis.algebra.extremes import has_order, iter_extreme_semi_joins
+from seamark.connector.analysis.algebra.extremes import have_same_exact_order, iter_extreme_semi_joins
 from seamark.connector.analysis.algebra.relations import Relation, find_exact_origin, is_exact
 from seamark.connector.plans.conditions import (
     LEAVES_MAX,
@@ -40,7 +40,10 @@ Pair: TypeAlias = tuple[ColumnReference, str]
 
 
 class Limit(NamedTuple):
-    """A comparison by `op` (<, <=, >, >=) with `column`, a column of a partner."""
+    """A comparison of a column by `op` (<, <=, >, >=) with `column`, a column of the join partner.
+
+    The join partner is the other side of a join, from which the rows with matching values come.
+    """
 
     op: str
     column: str
@@ -74,24 +77,28 @@ class Predicate:
 ALWAYS = Predicate()
 
 
-def is_comparable(first: str | None, second: str | None) -> bool:
-    """Return whether two values of these types are equal only if they are identical."""
+def is_equality_exact(first: str | None, second: str | None) -> bool:
+    """Return whether two values of these types are equal only if they are identical.
+
+    This is not true for floats, because 0.0 equals -0.0, nor for values of different types except int and long.
+    """
     return is_exact(first) and (first == second or {first, second} == _INTEGER_TYPES)
 
 
-def has_ranges(first: str | None, second: str | None) -> bool:
-    """Return whether a value of one type can limit a column of the other type, both in engines and in the server.
+def can_limit(first: str | None, second: str | None) -> bool:
+    """Return whether engines and the server order values of the two types in the same way.
 
-    Decimals must have the same scale. The server does not compare decimals of at most `_SHORT_DIGITS_MAX` digits with
-    longer decimals. Floats are permitted, because their zeros compare as equal, and the server keeps rows with NaN if
-    an engine might.
+    A value of one type can then be a lower or upper limit of a column of the other type. Decimals must have the same
+    scale. The server does not compare decimals of at most `_SHORT_DIGITS_MAX` digits with longer decimals. Floats are
+    permitted, because their zeros compare as equal, and the server does not leave out rows with NaN that an engine
+    might keep.
     """
     if first is None or second is None:
         return False
     if first.startswith("decimal(") and second.startswith("decimal("):
         is_short = [get_decimal_precision(kind) <= _SHORT_DIGITS_MAX for kind in (first, second)]
         return get_decimal_scale(first) == get_decimal_scale(second) and is_short[0] == is_short[1]
-    return has_order(first, second) or {first, second} <= _FLOATS or first == second == "string"
+    return have_same_exact_order(first, second) or {first, second} <= _FLOATS or first == second == "string"
 
 
 def is_wider(kind: str | None, other_kind: str | None) -> bool:
@@ -253,10 +260,16 @@ def group_pairs_by_partner(equalities: Iterable[Equality]) -> dict[tuple[int, in
     return pairs
 
 
-def join_equivalences(equalities: Iterable[Equality], sources: Sequence[Relation]) -> Iterator[Condition]:
+def derive_conditions_from_equalities(
+    equalities: Iterable[Equality], sources: Sequence[Relation]
+) -> Iterator[Condition]:
     """Yield conditions that limit columns of a source to the values of the equal columns of a joined source.
 
     If an equal column is a minimum or maximum (an extreme), a condition with this value is also yielded.
+
+    Args:
+        equalities: Pairs of columns that are equal in each row of the join.
+        sources: The joined sources, to whose positions the columns refer.
     """
     for (source, partner), pairs in group_pairs_by_partner(equalities).items():
         yield from list_partner_conditions(pairs, sources[partner])

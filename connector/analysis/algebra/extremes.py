@@ -18,8 +18,8 @@ _LOCAL_TIMES = frozenset(("date", "timestamp"))
 _ORDERED = _INTEGER_TYPES | _LOCAL_TIMES | {"timestamptz"}
 
 
-def has_order(first: str | None, second: str | None) -> bool:
-    """Return whether engines and the server order values of the two types by their exact values."""
+def have_same_exact_order(first: str | None, second: str | None) -> bool:
+    """Return whether engines and the server order values of the two types in the same way, by their exact values."""
     return (
         first in _ORDERED
         and second in _ORDERED
@@ -27,11 +27,15 @@ def has_order(first: str | None, second: str | None) -> bool:
     )
 
 
-def has_outer_limit(kind: str, op: str) -> bool:
-    """Return whether a comparison with an extreme gives a limit even if the extreme includes further rows.
+def stays_true_with_more_rows(kind: str, op: str) -> bool:
+    """Return whether a comparison with an extreme stays true if the extreme is computed from more rows.
 
-    Further rows can only make a maximum larger, so `c <= maximum` becomes weaker, but stays true. The same holds for
-    `c >= minimum`.
+    For example, if `c <= max(v)` is true for some rows, it is also true for more rows, whose maximum is not smaller.
+    The same applies to `c >= min(v)`, and to the part of `c = max(v)` that is `c <= max(v)`.
+
+    Args:
+        kind: `MINIMUM` or `MAXIMUM`.
+        op: The operator of the comparison, with the column on the left.
     """
     return op in (("=", "<", "<=") if kind == MAXIMUM else ("=", ">", ">="))
 
@@ -39,31 +43,38 @@ def has_outer_limit(kind: str, op: str) -> bool:
 def is_beyond_extreme(op: str, relation: Relation, column: str) -> bool:
     """Return whether `op` requires values greater than a maximum, or less than a minimum.
 
-    The extreme is then a stricter limit than the values of all rows.
+    For example, `c > max(v)` requires a `c` above all values of `v`. The server then compares with the extreme. A
+    comparison with the values of all rows would only require a `c` above the smallest of them.
+
+    Args:
+        op: The operator of the comparison.
+        relation: The relation with the column.
+        column: The column of `relation`, which may be an extreme.
     """
     extreme = relation.find_extreme(column)
-    return extreme is not None and not has_outer_limit(extreme.kind, op)
+    return extreme is not None and not stays_true_with_more_rows(extreme.kind, op)
 
 
 def iter_extreme_semi_joins(
     reference: ColumnReference, kind: str | None, op: str, relation: Relation, column: str
 ) -> Iterator[SemiJoin]:
-    """Yield the semi-join of a column that is compared with the extreme of rows of a table.
+    """Yield the semi-join of a column that is compared with a minimum or maximum (the extreme) of rows of a table.
+
+    For example, `WHERE c = (SELECT max(v) FROM t WHERE k = 1)` becomes a comparison of `c` with the maximum of `v` in
+    the rows of `t` that meet `k = 1`. If the condition on `t` may select more rows than the query does, the semi-join
+    is yielded only if the comparison stays true with more rows (`stays_true_with_more_rows`).
 
     Args:
-        reference: The column.
+        reference: The column that is compared.
         kind: The type of the column.
         op: The operator: `=`, `<`, `<=`, `>` or `>=`.
         relation: The relation with the extreme.
         column: The column of `relation` that is the extreme.
-
-    If the extreme includes further rows, the semi-join is yielded only if the comparison then becomes weaker
-    (`has_outer_limit`).
     """
     extreme = relation.find_extreme(column)
     rows = None if extreme is None else extreme.rows
-    if extreme is None or rows is None or not has_order(kind, extreme.type):
+    if extreme is None or rows is None or not have_same_exact_order(kind, extreme.type):
         return
-    if rows.exact or has_outer_limit(extreme.kind, op):
+    if rows.exact or stays_true_with_more_rows(extreme.kind, op):
         pairs = ((reference, extreme.column),)
         yield SemiJoin(pairs, extreme.table, rows.where, extreme.kind, (op,), rows.exact)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
 
-from seamark.connector.analysis.algebra.extremes import has_outer_limit
+from seamark.connector.analysis.algebra.extremes import stays_true_with_more_rows
 from seamark.connector.analysis.algebra.relations import COMPUTED, Columns, Table
 from seamark.connector.plans.conditions import (
     AnyOf,
@@ -88,7 +88,7 @@ def _derive_partner_conditions(table: Table) -> Iterator[Condition | None]:
         if not isinstance(semi_join, SemiJoin) or semi_join.transform != IDENTITY:
             continue
         for reference, column in semi_join.pairs:
-            partner = semi_join.of.predicate if isinstance(semi_join.of, Table) else None
+            partner = semi_join.other_reference.predicate if isinstance(semi_join.other_reference, Table) else None
             yield move(keep_comparisons(partner), partial(_replace_column, column, reference))
 
 
@@ -121,19 +121,29 @@ def list_string_likes(references: Sequence[Table]) -> tuple[tuple[Like, ...], ..
 
 
 def build_joins(table: Table, find_scan_number: FindScanNumber, *, utc: bool) -> tuple[Join, ...]:
-    """Return the joins in which every needed row has a partner, and the alternative joins of disjunctions."""
+    """Return the joins by which rows of a table can be left out.
+
+    A row that the statement needs has a matching row (a partner) in the other table of each join. For example, with
+    `JOIN d ON t.k = d.k WHERE d.x = 1`, only rows of `t` are needed whose `k` is in a row of `d` with `x = 1`. If a
+    part of the condition is a disjunction (OR), its joins are alternatives: a row needs a partner in only one of them.
+
+    Args:
+        table: The reference to the table, with its predicate after the push-down.
+        find_scan_number: Returns the number of the scan of the other table, or None if it must not be joined.
+        utc: Whether the time zone of the session is UTC.
+    """
     joins: dict[Join, None] = {}
-    for number, part in enumerate(split_parts(table.predicate)):
+    for part_number, part in enumerate(split_parts(table.predicate)):
         if isinstance(part, SemiJoin):
             join = _build_join(part, table, find_scan_number, utc=utc)
             joins |= {} if join is None else {join: None}
         elif isinstance(part, AnyOf):
-            joins |= dict.fromkeys(_list_alternatives(part, table, find_scan_number, number, utc=utc))
+            joins |= dict.fromkeys(_list_alternatives(part, table, find_scan_number, part_number, utc=utc))
     return tuple(joins)
 
 
 def _build_join(semi_join: SemiJoin, table: Table, find_scan_number: FindScanNumber, *, utc: bool) -> Join | None:
-    partner = semi_join.of
+    partner = semi_join.other_reference
     scan = find_scan_number(partner) if isinstance(partner, Table) and partner is not table else None
     if scan is None or not isinstance(partner, Table):
         return None
@@ -143,11 +153,11 @@ def _build_join(semi_join: SemiJoin, table: Table, find_scan_number: FindScanNum
     if not join.is_extreme:
         return join
     join = replace(join, exact=semi_join.exact and partner_condition == semi_join.where)
-    return join if join.exact or has_outer_limit(join.transform, join.ops[0]) else None
+    return join if join.exact or stays_true_with_more_rows(join.transform, join.ops[0]) else None
 
 
 def _list_alternatives(
-    disjunction: AnyOf, table: Table, find_scan_number: FindScanNumber, number: int, *, utc: bool
+    disjunction: AnyOf, table: Table, find_scan_number: FindScanNumber, disjunction_number: int, *, utc: bool
 ) -> list[Join]:
     """Return the joins of a disjunction as alternatives.
 
@@ -159,7 +169,7 @@ def _list_alternatives(
         disjunction: The disjunction.
         table: The table whose rows the disjunction restricts.
         find_scan_number: A function that returns the number of the scan of a table.
-        number: A number that only this disjunction of the table has. Its alternatives share it.
+        disjunction_number: A number that only this disjunction of the table has. Its alternatives share it.
         utc: Whether the time zone of the session is UTC.
     """
     joins: dict[Join, None] = {}
@@ -181,7 +191,7 @@ def _list_alternatives(
             return []
         joins[join] = None
     exempt_condition = any_of(own_conditions) if own_conditions else None
-    return [replace(join, any_of=number, exempt_condition=exempt_condition) for join in joins]
+    return [replace(join, any_of=disjunction_number, exempt_condition=exempt_condition) for join in joins]
 
 
 def intersect_joins(join_lists: Sequence[tuple[Join, ...]]) -> tuple[Join, ...]:
@@ -192,12 +202,19 @@ def intersect_joins(join_lists: Sequence[tuple[Join, ...]]) -> tuple[Join, ...]:
     if not join_lists:
         return ()
     first_joins, *other_joins = join_lists
-    other_groups = [{_group(join, joins) for join in joins} for joins in other_joins]
-    return tuple(join for join in first_joins if all(_group(join, first_joins) in groups for groups in other_groups))
+    other_groups = [{_find_alternatives(join, joins) for join in joins} for joins in other_joins]
+    return tuple(
+        join for join in first_joins if all(_find_alternatives(join, first_joins) in groups for groups in other_groups)
+    )
 
 
-def _group(join: Join, joins: Sequence[Join]) -> frozenset[Join]:
-    """Return the join and its alternatives. A row of the table needs a partner in only one of them."""
+def _find_alternatives(join: Join, joins: Sequence[Join]) -> frozenset[Join]:
+    """Return the join and its alternatives among `joins`. A row of the table needs a partner in only one of them.
+
+    Args:
+        join: The join. Its `any_of` is the number of the disjunction from which it comes, or None.
+        joins: All joins of the reference to the table.
+    """
     if join.any_of is None:
         return frozenset({join})
     # The number of the disjunction may differ between the references, so it is removed before joins are compared.

@@ -56,8 +56,8 @@ class SourceRows(NamedTuple):
     """Rows of a table that meet a condition.
 
     Attributes:
-        where: The condition on columns (0, name), or None.
-        exact: Whether all rows that meet the condition belong to the rows. If not, some of them may be missing.
+        where: The condition on the columns of the table, or None. The table has the number 0 in column references.
+        exact: Whether every row of the table that meets the condition is included. If not, some may be missing.
     """
 
     where: Condition | None
@@ -86,7 +86,10 @@ class StoredExtreme(NamedTuple):
 
 
 class Relation(Protocol):
-    """The rows of a query, of a table, or of another relation in FROM."""
+    """The rows of a query, of a table, or of another relation in FROM.
+
+    An extreme is a minimum or maximum of a column of stored rows.
+    """
 
     def has(self, column: str) -> bool | None:
         """Return whether the relation has a column of this name, or None if this is unknown."""
@@ -105,7 +108,11 @@ class Relation(Protocol):
         """
 
     def find_extreme(self, column: str) -> StoredExtreme | None:
-        """Return the extreme that is the value of the column in each row in which it is not null, or None."""
+        """Return the minimum or maximum of stored rows that is the value of the column, or None.
+
+        For example, the column `m` of `SELECT max(v) AS m FROM t` has the maximum of `t.v`. In some rows the column may
+        be null instead.
+        """
 
     def find_source_rows(self) -> SourceRows | None:
         """Return the rows of a table that are exactly the rows of this relation, or None if this is not possible."""
@@ -114,23 +121,28 @@ class Relation(Protocol):
         """Return the values of a column with only literals of the statement and nulls, or None for other columns."""
 
     def find_value_class(self, column: str) -> str | None:
-        """Return the class (`operands.py`) of a column of stored values or literals, or None for other columns."""
+        """Return the class of a column of stored values or literals, or None for other columns.
+
+        A class is a group of types that engines compare exactly with each other, such as `TEXT` or `EXACT` (integers
+        and decimals).
+        """
 
     def push_down(self, condition: Condition | None) -> None:
         """Push a condition down to the inputs of the relation. The method is called once.
 
         Args:
-            condition: A condition on columns (0, column). Rows for which it is not true are not needed. None means that
-                all rows are needed.
+            condition: A condition on columns of this relation, which has the number 0 in column references. Rows for
+                which it is not true are not needed. None means that all rows are needed.
         """
 
 
 @dataclass(eq=False)
 class Table:
-    """A reference to a stored table.
+    """A reference to a stored table, which is a `Relation`.
 
-    After the push-down, `predicate` is true for each row that the statement needs. The readers of statements store
-    further data about the reference themselves.
+    All of its columns have stored values, so none is an extreme or has only literals. Its rows are exactly the rows of
+    the table. After the push-down, `predicate` is true for each row that the statement needs. The readers of statements
+    store further data about the reference themselves.
     """
 
     columns: Columns | None
@@ -140,7 +152,7 @@ class Table:
         return None if self.columns is None else column in self.columns
 
     def list_names(self) -> None:
-        return None
+        return None  # The order of the columns is unknown.
 
     def find_kind(self, column: str) -> str | None:
         return None if self.columns is None else self.columns.get(column)
@@ -512,5 +524,6 @@ class WithClause(_SameColumns):
 
     def push_down(self, condition: Condition | None) -> None:
         self.body.push_down(condition)
+        # Only the body and later queries use a name. Their conditions must be collected before the name is pushed down.
         for query in reversed(self.named):
             query.push_collected()

@@ -85,10 +85,19 @@ class Pick(NamedTuple):
 
 @dataclass
 class _CopiedChunks:
-    """The column chunks that a `Pick` copies to the new file.
+    """Column chunks of one old row group that are copied to the new file.
+
+    Each attribute after `footer` has one item for each chunk.
 
     Attributes:
-        values: The new offsets of each chunk, as int64[chunks, PATCHED_FIELDS].
+        footer: The footer of the old file.
+        chunks: The rows of the chunks in the footer's tables of chunks.
+        values: The new offsets and sizes, as int64[chunks, PATCHED_FIELDS]. `PATCH` has the fields of the columns.
+        targets: The indexes of the chunks in the new row group.
+        ciphers: The ciphers in the new file, or None for a chunk that is not encrypted.
+        paths: The encoded new paths of the columns, or None if the path does not change.
+        column_indexes: The Parquet column indexes (bounds of pages), or None.
+        offset_indexes: The Parquet offset indexes (positions of pages in the new file), or None.
     """
 
     footer: ParquetFooter
@@ -134,10 +143,11 @@ class FileAssembler:
         return self._sink.position
 
     def add(self, picks: Sequence[Pick]) -> None:
-        """Add a row group. The fields of the row group itself are copied from that of the first pick.
+        """Add a row group. Its fields, except the columns, are copied from the row group of the first pick.
 
         Args:
-            picks: The columns to copy. Together they must have each column of the new file exactly once.
+            picks: The columns to copy, with the old row group of each. Together they must have each column of the new
+                file exactly once.
 
         Raises:
             ValueError: The picks do not have each column exactly once.
@@ -189,7 +199,15 @@ class FileAssembler:
         }
 
     def _copy(self, pick: Pick, group: RowGroup) -> _CopiedChunks:
-        """Copy the chunks of a pick to the new file, and return them with their new offsets."""
+        """Copy the column chunks that a pick selects from one old row group, and return them with their new offsets.
+
+        Chunks that are next to each other are copied together. A chunk that is encrypted in the old or the new file is
+        encrypted again page by page, so the offset and the size of each of its pages change.
+
+        Args:
+            pick: The old file, and the columns to copy.
+            group: The old row group.
+        """
         source, columns = pick.source, np.asarray(pick.columns, dtype=np.int64)
         ciphers = [self._make_cipher(target) for target in pick.targets]
         is_changed = np.array(
@@ -199,6 +217,7 @@ class FileAssembler:
             ],
             dtype=np.bool_,
         )
+        # `PATCH` has the column of each field in `values`.
         values = np.stack([group.read_values(name)[columns] for name in PATCH], axis=1)
         values[:, PATCH["file_offset"]] = 0
         shifts = np.zeros(len(columns), dtype=np.int64)
@@ -206,13 +225,16 @@ class FileAssembler:
         for run, members in _divide_into_runs(pick, group, columns, is_changed):
             if is_changed[members[0]]:
                 number = int(members[0])
-                pages = source.reencrypt(group, pick.columns[number], ciphers[number], self._sink, reach=run.reach)
+                pages = source.reencrypt(
+                    group, pick.columns[number], ciphers[number], self._sink, read_ahead_end=run.read_ahead_end
+                )
                 pages_by_column[number] = pages
                 values[number, PATCH["packed_bytes"]] = sum(size for _, _, size in pages.pages)
                 values[number, PATCH["plain_bytes"]] += pages.headers_grown
             else:
                 shifts[members] = self._sink.position - run.begin
                 source.copy(run, self._sink)
+        # All pages of an unchanged chunk move by the same number of bytes. An offset of 0 means that there is none.
         for name in _SHIFTED:
             offsets = values[:, PATCH[name]]
             values[:, PATCH[name]] = np.where((offsets > 0) & ~is_changed, offsets + shifts, offsets)
@@ -231,7 +253,7 @@ class FileAssembler:
                 column_indexes.append(source.read_column_index(group, column))
                 index = source.read_offset_index(group, column)
                 if index is not None and number in pages_by_column:
-                    index = _footer.move_pages(index, pages_by_column[number].table())
+                    index = _footer.move_pages(index, pages_by_column[number].to_array())
                 elif index is not None:
                     index = shift_offset_index(index, int(group.begins[column]), int(group.ends[column]), shift)
                 offset_indexes.append(index)
@@ -248,10 +270,10 @@ class FileAssembler:
             offset_indexes,
         )
 
-    def _make_cipher(self, target: int) -> ChunkCipher | None:
-        """Return the cipher of a column in the row group that is being added."""
-        cipher = None if self._encryption is None else self._encryption.ciphers[target]
-        return None if cipher is None else cipher.create_chunk_cipher(len(self._groups), target)
+    def _make_cipher(self, column_number: int) -> ChunkCipher | None:
+        """Return the cipher of a column of the new file, in the row group that is being added."""
+        cipher = None if self._encryption is None else self._encryption.ciphers[column_number]
+        return None if cipher is None else cipher.create_chunk_cipher(len(self._groups), column_number)
 
     def _add_blooms(self, pick: Pick, part: _CopiedChunks) -> None:
         group = pick.source.footer.groups[pick.group]
@@ -342,8 +364,8 @@ def _divide_into_runs(
 ) -> list[tuple[Run, Longs]]:
     """Divide the chunks into runs of contiguous bytes, in the order of the file.
 
-    The runs are built from the last to the first, so that each run can take the end of the contiguous runs after it
-    (`reach`), up to which the file may be read ahead.
+    The runs are built from the last to the first, so that each run can take the end of the contiguous runs after it,
+    up to which the file may be read ahead.
 
     Args:
         pick: The columns to copy from a row group.
@@ -362,10 +384,10 @@ def _divide_into_runs(
     runs: list[tuple[Run, Longs]] = []
     for members in reversed(np.split(order, breaks)):
         if len(members):
-            walks = [PageWalk(int(begins[i]), int(ends[i]), int(values[i])) for i in members]
+            page_walks = [PageWalk(int(begins[i]), int(ends[i]), int(values[i])) for i in members]
             begin, end = int(begins[members[0]]), int(ends[members[-1]])
-            reach = runs[-1][0].reach if runs and runs[-1][0].begin == end else end
-            runs.append((Run(begin, end, walks, reach), members))
+            read_ahead_end = runs[-1][0].read_ahead_end if runs and runs[-1][0].begin == end else end
+            runs.append((Run(begin, end, page_walks, read_ahead_end), members))
     return runs[::-1]
 
 

@@ -62,6 +62,11 @@ class Leaf(NamedTuple):
     """The encoded column order, by which the values of statistics are compared."""
 
     @property
+    def is_required(self) -> bool:
+        """Whether the outermost node of the column is required. The first item of a node's shape is its repetition."""
+        return bool(self.shape[0][0] == _REQUIRED)
+
+    @property
     def path(self) -> str:
         """The name of the column in pyarrow and in Parquet's key tools."""
         return b".".join(self.names).decode(errors="replace")
@@ -142,6 +147,13 @@ def _read_shape(element: Fields) -> tuple[Any, ...]:
 
 
 def _read_logical_type(element: Fields) -> Logical:
+    """Return the logical type of a schema element, in a form that is equal for equal types.
+
+    Returns:
+        The number of the type in Parquet's union LogicalType, followed by its parameters. An older converted type
+        becomes the equivalent logical type or, if there is none, -1 and its number. The result is empty without a
+        type, and for signed integers of the size of their physical type.
+    """
     union, converted_type = _read_value(element, _LOGICAL), _read_value(element, _CONVERTED)
     logical: Logical
     if union:
@@ -160,6 +172,12 @@ def _read_logical_type(element: Fields) -> Logical:
 
 
 def _read_parameters(number: int, inner: Any) -> tuple[Any, ...]:
+    """Return the parameters of a Parquet logical type, such as the scale and the precision of a decimal.
+
+    Args:
+        number: The number of the type in the union LogicalType.
+        inner: The decoded structure of the type, with pairs (Thrift type, value) by field id.
+    """
     if not isinstance(inner, dict):
         return ()
     # The first two fields are scale and precision of a decimal, isAdjustedToUTC and unit of a time, and bitWidth and
@@ -175,14 +193,9 @@ def _read_parameters(number: int, inner: Any) -> tuple[Any, ...]:
 
 
 def find_required_columns(leaves: Sequence[Leaf]) -> frozenset[int]:
-    """Return the field ids of the required columns that are not structs, lists or maps.
-
-    The shape of a node begins with its repetition (`_read_shape`).
-    """
+    """Return the field ids of the required columns that are not structs, lists or maps."""
     return frozenset(
-        leaf.ids[0]
-        for leaf in leaves
-        if len(leaf.ids) == 1 and leaf.ids[0] is not None and leaf.shape[0][0] == _REQUIRED
+        leaf.ids[0] for leaf in leaves if len(leaf.ids) == 1 and leaf.ids[0] is not None and leaf.is_required
     )
 
 

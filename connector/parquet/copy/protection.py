@@ -116,8 +116,8 @@ def check_deletes(source: SourceFile, column_ids: Collection[int]) -> None:
 def find_protection(source: SourceFile, leaves: Sequence[Leaf], keys: ParquetKeys) -> FileProtection | None:
     """Return the encryption of a new file with rows of `source`, or None if the new file is not encrypted.
 
-    Each new column has the protection of the column with the same field ids. A column that the file does not have gets
-    the protection that `find_scheme` chooses for the index -1.
+    Each new column has the protection of the column with the same field ids. A column that `source` does not have (the
+    index -1) is encrypted with the footer's key if all columns of `source` are encrypted with it.
 
     Args:
         source: The file from which the rows come.

@@ -41,16 +41,16 @@ class EncryptedChunk:
     Attributes:
         values: The number of values in its data pages.
         has_dictionary: Whether it begins with a dictionary page.
-        old: The cipher of the chunk in the old file, or None if the chunk is not encrypted in it.
-        new: The cipher of the chunk in the new file, or None if the chunk is not encrypted in it.
+        old_cipher: The cipher of the chunk in the old file, or None if the chunk is not encrypted in it.
+        new_cipher: The cipher of the chunk in the new file, or None if the chunk is not encrypted in it.
     """
 
     begin: int
     end: int
     values: int
     has_dictionary: bool
-    old: ChunkCipher | None
-    new: ChunkCipher | None
+    old_cipher: ChunkCipher | None
+    new_cipher: ChunkCipher | None
 
 
 @dataclass
@@ -65,8 +65,8 @@ class MovedPages:
     pages: list[tuple[int, int, int]] = field(default_factory=list)
     headers_grown: int = 0
 
-    def table(self) -> Longs:
-        """Return the pages as int64[pages, 3]."""
+    def to_array(self) -> Longs:
+        """Return `pages` as int64[pages, 3]: the old offset, the new offset and the new size of each page."""
         return np.array(self.pages, dtype=np.int64).reshape(-1, 3)
 
     def translate_offset(self, offset: int) -> int:
@@ -96,7 +96,7 @@ def reencrypt(chunk: EncryptedChunk, view: View, sink: Sink) -> MovedPages:
         header, header_size = _read_header(chunk, view, offset, None if expects_dictionary else page)
         offset += header_size
         _, kind, packed_bytes, count, crc, levels = _footer.page_details(header)
-        packed_bytes += 0 if chunk.old is None else chunk.old.uncounted_bytes
+        packed_bytes += 0 if chunk.old_cipher is None else chunk.old_cipher.uncounted_bytes
         if (kind == _DICTIONARY_PAGE) != expects_dictionary:
             raise ValueError(f"the page at {begin} is not of the type that its position in the column chunk requires")
         if kind not in (_DATA_PAGE, _DATA_PAGE_2, _DICTIONARY_PAGE):
@@ -118,8 +118,8 @@ def reencrypt(chunk: EncryptedChunk, view: View, sink: Sink) -> MovedPages:
             raise ValueError(f"the page at {begin} has more than {_PACKED_MAX:,} bytes when it is encrypted")
         new_begin = sink.position
         new_header = _footer.resized_header(header, len(data), _compute_signed_crc(data) if crc is not None else 0)
-        if chunk.new is not None:
-            new_header = chunk.new.encrypt(_get_header_module(ordinal), new_header, ordinal)
+        if chunk.new_cipher is not None:
+            new_header = chunk.new_cipher.encrypt(_get_header_module(ordinal), new_header, ordinal)
         if len(data) < _JOINED_BYTES:
             sink.write(b"".join((new_header, data)))
         else:
@@ -129,8 +129,12 @@ def reencrypt(chunk: EncryptedChunk, view: View, sink: Sink) -> MovedPages:
         moved_pages.headers_grown += len(new_header) - header_size
         if ordinal is not None:
             page, values = page + 1, values - count
-    if offset != chunk.end or values:
-        raise ValueError(f"the pages of a column chunk have {-values} more values than the footer states")
+    if offset != chunk.end:
+        raise ValueError(f"the pages of a column chunk end at {offset}, but the chunk ends at {chunk.end}")
+    if values:
+        raise ValueError(
+            f"the pages of a column chunk have {chunk.values - values:,} values, but the footer states {chunk.values:,}"
+        )
     return moved_pages
 
 
@@ -147,7 +151,7 @@ def _read_header(chunk: EncryptedChunk, view: View, offset: int, page: int | Non
         page: The ordinal of the page, or None for a dictionary page.
     """
     remaining_bytes = chunk.end - offset
-    if chunk.old is None:
+    if chunk.old_cipher is None:
         with view(offset, min(PAGE_HEADER_MAX_BYTES, remaining_bytes)) as data:
             size, *_ = _footer.page_details(data)
             return bytes(data[:size]), size
@@ -158,22 +162,33 @@ def _read_header(chunk: EncryptedChunk, view: View, offset: int, page: int | Non
     if size > min(remaining_bytes, PAGE_HEADER_MAX_BYTES):
         raise ValueError(f"the page header at {offset} has {size:,} bytes; its column chunk has {remaining_bytes:,}")
     with view(offset, size) as data:
-        return strip_padding(chunk.old.decrypt(_get_header_module(page), data, page)), size
+        return strip_padding(chunk.old_cipher.decrypt(_get_header_module(page), data, page)), size
 
 
-def _reencrypt_page(chunk: EncryptedChunk, body: memoryview, page: int | None, levels: int) -> bytes:
+def _reencrypt_page(chunk: EncryptedChunk, body: memoryview, page: int | None, levels_bytes: int) -> bytes:
+    """Decrypt the body of a page with the old cipher, and return it encrypted with the new cipher.
+
+    Some writers do not encrypt the repetition and definition levels at the start of a page of version 2. The new page
+    has the same layout.
+
+    Args:
+        chunk: The chunk of the page, with both ciphers.
+        body: The page without its header.
+        page: The ordinal of the page, or None for a dictionary page.
+        levels_bytes: The number of bytes of the levels in a page of version 2, otherwise 0.
+    """
     module = Module.DICTIONARY_PAGE if page is None else Module.DATA_PAGE
-    open_levels = 0  # The number of unencrypted bytes at the start of the page, which are copied unchanged.
-    if chunk.old is None:
+    plain_levels_bytes = 0  # The number of unencrypted bytes at the start of the page, which are copied unchanged.
+    if chunk.old_cipher is None:
         plain_body: bytes | memoryview = body
     else:
-        if levels and not _is_module(body) and _is_module(body[levels:]):
-            open_levels = levels
-        plain_body = chunk.old.decrypt(module, body[open_levels:], page)
-    if chunk.new is None:
-        return b"".join((body[:open_levels], plain_body))
-    data = chunk.new.encrypt(module, plain_body, page)
-    return b"".join((body[:open_levels], data)) if open_levels else data
+        if levels_bytes and not _is_module(body) and _is_module(body[levels_bytes:]):
+            plain_levels_bytes = levels_bytes
+        plain_body = chunk.old_cipher.decrypt(module, body[plain_levels_bytes:], page)
+    if chunk.new_cipher is None:
+        return b"".join((body[:plain_levels_bytes], plain_body))
+    data = chunk.new_cipher.encrypt(module, plain_body, page)
+    return b"".join((body[:plain_levels_bytes], data)) if plain_levels_bytes else data
 
 
 def _is_module(data: memoryview) -> bool:

@@ -54,14 +54,16 @@ class Run(NamedTuple):
     """The bytes [begin, end) of a file, which consist of whole chunks.
 
     Attributes:
-        walks: The iterations over the pages of the chunks, in ascending order.
-        reach: The end of the chunks that are copied and follow this run without a gap.
+        page_walks: For each chunk, in ascending order, an object that reads the page headers of the chunk and compares
+            them with the footer.
+        read_ahead_end: The end of the copied bytes that follow this run without a gap. The file may be read ahead up to
+            this position.
     """
 
     begin: int
     end: int
-    walks: Sequence[PageWalk]
-    reach: int
+    page_walks: Sequence[PageWalk]
+    read_ahead_end: int
 
 
 class SourceFile:
@@ -100,7 +102,7 @@ class SourceFile:
             else:
                 self._open(location, storage)
             self.footer = self._read_footer()
-            self._check_footer()
+            self._read_leaves_and_check_footer()
         except (OSError, pa.ArrowException) as error:
             self.close()
             raise self.make_unreadable_error(
@@ -193,7 +195,12 @@ class SourceFile:
         pq.read_metadata(pa.BufferReader(MAGIC + plain_footer + struct.pack("<I", len(plain_footer)) + MAGIC))
         return read_footer(plain_footer)
 
-    def _check_footer(self) -> None:
+    def _read_leaves_and_check_footer(self) -> None:
+        """Set `leaves` to the leaf columns, and check the numbers of rows and the positions of the column chunks.
+
+        Raises:
+            ValueError: The footer contradicts itself.
+        """
         footer = self.footer
         self.leaves = list_leaves(footer)
         group_rows = sum(group.rows for group in footer.groups)
@@ -275,7 +282,7 @@ class SourceFile:
         return cipher.decrypt(module, memoryview(self.read(offset, size))), size
 
     def reencrypt(
-        self, group: RowGroup, column: int, new: ChunkCipher | None, sink: Sink, *, reach: int = 0
+        self, group: RowGroup, column: int, new: ChunkCipher | None, sink: Sink, *, read_ahead_end: int = 0
     ) -> MovedPages:
         """Copy a chunk to the sink with a new encryption.
 
@@ -284,7 +291,7 @@ class SourceFile:
             column: The index of the chunk in the row group.
             new: The new cipher, or None if the copy is not encrypted.
             sink: The new file.
-            reach: The end of the bytes that may be read ahead, because later calls copy them.
+            read_ahead_end: The end of the bytes that may be read ahead, because later calls copy them.
 
         Raises:
             ValueError: An ordinal of the chunk is too large for encryption.
@@ -295,12 +302,12 @@ class SourceFile:
             begin,
             int(group.ends[column]),
             int(group.read_values("values")[column]),
-            begin < first,
-            self.find_cipher(group, column),
-            new,
+            has_dictionary=begin < first,  # Only a dictionary page can precede the first data page.
+            old_cipher=self.find_cipher(group, column),
+            new_cipher=new,
         )
         try:
-            return reencrypt(chunk, partial(self._view, end=reach), sink)
+            return reencrypt(chunk, partial(self._view, end=read_ahead_end), sink)
         except ValueError as error:
             raise self.make_unreadable_error(str(error)) from None
 
@@ -322,9 +329,10 @@ class SourceFile:
             yield part
 
     def copy(self, run: Run, sink: Sink) -> None:
-        """Copy a run to the sink, and check its pages.
+        """Copy a run, which consists of whole column chunks, to the sink, and check its pages.
 
-        A page is checked by its header: the pages of a chunk must fill the chunk and have its number of values.
+        The pages of each chunk are checked by a `PageWalk`, which reads the page headers: the pages must fill the chunk
+        and have its number of values.
 
         Raises:
             Unreadable: The file cannot be read.
@@ -334,9 +342,9 @@ class SourceFile:
                 self._copy_remote(run, sink)
                 return
             with memoryview(self._bytes) as view:
-                for walk in run.walks:
-                    with view[walk.at : walk.end] as chunk:
-                        walk.read_page_headers(chunk, walk.at)
+                for walk in run.page_walks:
+                    with view[walk.position : walk.end] as chunk:
+                        walk.read_page_headers(chunk, walk.position)
                     walk.check()
             if self._fd >= 0:
                 sink.copy(self._fd, run.begin, run.end - run.begin)
@@ -346,19 +354,26 @@ class SourceFile:
             raise self.make_unreadable_error(str(error)) from None
 
     def _copy_remote(self, run: Run, sink: Sink) -> None:
-        pending_walks = deque(run.walks)
+        """Copy a run of a remote file to the new file in blocks of `BLOCK_BYTES`, and check its pages.
+
+        Each `PageWalk` reads the page headers of one chunk in the blocks, and compares them with the footer.
+
+        Raises:
+            ValueError: The pages contradict the footer.
+        """
+        pending_walks = deque(run.page_walks)
         for begin in range(run.begin, run.end, BLOCK_BYTES):
             block = self.read(begin, min(BLOCK_BYTES, run.end - begin))
             sink.write(block)
             end = begin + len(block)
-            while pending_walks and pending_walks[0].at < end:
+            while pending_walks and pending_walks[0].position < end:
                 walk = pending_walks[0]
                 stop = min(end, walk.end)
                 walk.read_page_headers(memoryview(block)[: stop - begin], begin)
-                while walk.at < stop:  # A page header may extend into the next block.
-                    head = self.read(walk.at, min(PAGE_HEADER_MAX_BYTES, walk.end - walk.at))
-                    walk.read_page_headers(memoryview(head), walk.at)
-                if walk.at < walk.end:
+                while walk.position < stop:  # A page header may extend into the next block.
+                    head = self.read(walk.position, min(PAGE_HEADER_MAX_BYTES, walk.end - walk.position))
+                    walk.read_page_headers(memoryview(head), walk.position)
+                if walk.position < walk.end:
                     break
                 walk.check()
                 pending_walks.popleft()

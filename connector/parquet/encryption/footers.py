@@ -250,6 +250,17 @@ class _FooterDecoder:
     def _decode_chunk(
         self, data: bytes, offset: int, end: int, group: int, column: int
     ) -> tuple[bytes, ModuleCipher | None]:
+        """Return a column chunk's metadata in the form for an unencrypted file, and the cipher of its pages.
+
+        The cipher is None if the column is not encrypted.
+
+        Args:
+            data: The footer.
+            offset: The position of the chunk's metadata in the footer.
+            end: The end of the chunk's metadata in the footer.
+            group: The ordinal of the row group.
+            column: The ordinal of the column.
+        """
         spans, _ = _footer.spans(data, offset)
         fields: Raw = {number: (kind, data[begin:stop]) for number, kind, begin, stop in spans}
         crypto = fields.pop(_CRYPTO, None)
@@ -257,7 +268,8 @@ class _FooterDecoder:
         if crypto is None:
             if module is not None:
                 raise ValueError("a column without a key has encrypted metadata")
-            # DuckDB encrypts all columns with the footer's key without ColumnCryptoMetaData in the chunks.
+            # DuckDB encrypts all columns with the footer's key without ColumnCryptoMetaData in the chunks. Its files
+            # are recognised by a footer that is encrypted without an AAD. In other files, the column is not encrypted.
             return data[offset:end], self._footer_cipher if self._file_aad is None else None
         if crypto[0] != STRUCT:
             raise ValueError("the key of a column has an unexpected type")

@@ -139,15 +139,15 @@ def wrap_file_key(key: bytes, reference: KeyReference, wrapper: KeyWrapper, *, f
         wrapped_text = wrapper.wrap(key, reference.master)
     return msgspec.json.encode(
         KeyMaterial(
-            _TYPE,
-            True,
-            footer,
-            reference.instance_id if footer else None,
-            reference.instance_url if footer else None,
-            reference.master,
-            wrapped_text,
-            reference.double_wrapping,
-            kek_id,
-            wrapped_kek,
+            key_material_type=_TYPE,
+            internal_storage=True,
+            is_footer_key=footer,
+            kms_instance_id=reference.instance_id if footer else None,
+            kms_instance_url=reference.instance_url if footer else None,
+            master_key_id=reference.master,
+            wrapped_key=wrapped_text,
+            double_wrapping=reference.double_wrapping,
+            key_encryption_key_id=kek_id,
+            wrapped_key_encryption_key=wrapped_kek,
         )
     )

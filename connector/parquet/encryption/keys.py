@@ -53,6 +53,8 @@ class EncryptionScheme(NamedTuple):
     Attributes:
         footer: The wrapping of the footer's key.
         columns: The protection of each leaf column: the wrapping of its key, or a `Protection`.
+        signed: Whether the footer is readable without a key, and has a signature.
+        ctr_pages: Whether pages are encrypted without a tag (the algorithm AES_GCM_CTR_V1).
     """
 
     footer: KeyReference
@@ -165,7 +167,7 @@ class EnvironmentKeys:
     """
 
     def __init__(self, table: Name | None = None) -> None:
-        """Load no keys yet.
+        """Create the object without keys. The keys are loaded from the environment at the first use.
 
         Args:
             table: The table whose files need the keys. If it is None, there are no keys.
@@ -192,6 +194,7 @@ class _KeyFile(msgspec.Struct, forbid_unknown_fields=True):
 
     keys: dict[str, str] = {}
     replaced: dict[str, str] = {}
+    """The names of master keys that new files use, by the name of the old master key that they replace."""
     namespaces: dict[str, list[str]] = {}
     """The namespaces for whose tables a master key may be used, or `EVERY_NAMESPACE`, by master key."""
 
@@ -252,7 +255,7 @@ def read_environment_keys(environment: Mapping[str, str] | None = None) -> Parqu
     if configuration is None:
         return None
     kms, file = configuration
-    return ParquetKeys(kms, file.replaced)
+    return ParquetKeys(kms, replaced_keys=file.replaced)  # New files use other master keys in place of these keys.
 
 
 def read_table_keys(table: Name, environment: Mapping[str, str] | None = None) -> ParquetKeys | None:
@@ -267,7 +270,8 @@ def read_table_keys(table: Name, environment: Mapping[str, str] | None = None) -
     if configuration is None:
         return None
     kms, file = configuration
-    return ParquetKeys(NamespaceKms(kms, split_table(table)[:-1], file.namespaces), file.replaced)
+    namespace_kms = NamespaceKms(kms, split_table(table)[:-1], file.namespaces)
+    return ParquetKeys(namespace_kms, replaced_keys=file.replaced)  # New files use other master keys in place of these.
 
 
 def has_keys(environment: Mapping[str, str] | None = None) -> bool:

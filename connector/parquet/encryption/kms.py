@@ -74,29 +74,29 @@ class KeyWrapper:
     def __init__(self, kms: Kms) -> None:
         self._kms = kms
 
-    def wrap(self, key: bytes, master: str) -> str:
-        """Wrap a key.
+    def wrap(self, key: bytes, master_key_id: str) -> str:
+        """Wrap a key with a master key of the key service.
 
         Raises:
             KeyUnavailable: The service has failed.
         """
-        wrapped_key = self._call_kms("wrap", self._kms.wrap_key, key, master)
+        wrapped_key = self._call_kms("wrap", self._kms.wrap_key, key, master_key_id)
         return wrapped_key if isinstance(wrapped_key, str) else bytes(wrapped_key).decode()
 
-    def unwrap(self, wrapped_key: str, master: str) -> bytes:
-        """Unwrap a key.
+    def unwrap(self, wrapped_key: str, master_key_id: str) -> bytes:
+        """Unwrap a key that was wrapped with a master key of the key service.
 
         Raises:
             KeyUnavailable: The service has failed.
         """
-        key = self._call_kms("unwrap", self._kms.unwrap_key, wrapped_key, master)
+        key = self._call_kms("unwrap", self._kms.unwrap_key, wrapped_key, master_key_id)
         return key.encode() if isinstance(key, str) else bytes(key)
 
-    def _call_kms(self, name: str, call: Any, key: str | bytes, master: str) -> Any:
+    def _call_kms(self, name: str, call: Any, key: str | bytes, master_key_id: str) -> Any:
         try:
-            return call(key, master)
+            return call(key, master_key_id)
         except KeyUnavailable:
             raise
         except Exception as error:  # noqa: BLE001  any client of a service
             kind = type(error).__name__
-        raise KeyUnavailable(f"the key service failed to {name} a key with the master key {master!r}: {kind}")
+        raise KeyUnavailable(f"the key service failed to {name} a key with the master key {master_key_id!r}: {kind}")

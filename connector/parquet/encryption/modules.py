@@ -50,7 +50,10 @@ _PAGES = frozenset({Module.DATA_PAGE, Module.DICTIONARY_PAGE})
 
 
 class Undecryptable(ValueError):
-    """Raised if a module cannot be decrypted, because the key is wrong, or the bytes were changed or moved."""
+    """Raised if a module (a separately encrypted part of a Parquet file) cannot be decrypted.
+
+    The key is wrong, or the bytes were changed or moved.
+    """
 
 
 class ModuleCipher:

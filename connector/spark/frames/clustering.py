@@ -140,7 +140,9 @@ def cluster(
         _count_cores(spark),
         suffix,
     )
-    written_files = _write_clustered(task_frame, work).check_rows(rows, target.storage).limit_indexes(target.storage)
+    written_files = (
+        _write_clustered(task_frame, work).discard_unless_complete(rows, target.storage).limit_indexes(target.storage)
+    )
     full_summary = {
         "engine-name": "spark",
         "engine-version": spark.version,
@@ -300,11 +302,22 @@ class ClusterTask:
         """Choose the number of tasks, and compute the ranges of keys of the tasks from the sample.
 
         There are at most as many tasks as files, because each task writes at least one file.
+
+        Args:
+            clustering: Computes the key of each row, by which rows are sorted and divided.
+            sample: A sample of the rows.
+            read_plan: The columns to read.
+            target: The state of the table that writers need.
+            rows: The number of rows.
+            files: The approximate number of files to write.
+            cores: The number of cores of the Spark cluster.
+            suffix: The suffix of the names of the new files.
         """
         tasks = min(files, max(_TASKS_PER_CORE * cores, -(-rows // TASK_ROWS)))
         work = ClusterTask(
             clustering, read_plan, target, tasks, np.empty(0, dtype="S1"), max(1, math.ceil(rows / files)), suffix
         )
+        # The keys of the sample are computed by the task itself, so its bounds are set in a second step.
         return replace(work, bounds=choose_range_bounds(to_sortable_keys(work.compute_keys(sample)), tasks))
 
     def compute_keys(self, rows: pa.Table | pa.RecordBatch) -> npt.NDArray[np.uint8]:

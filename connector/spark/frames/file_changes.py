@@ -55,7 +55,9 @@ class PackedRows(msgspec.Struct, frozen=True):
 
     def unpack(self) -> MatchedRows:
         positions = np.asarray(BitMap64.deserialize(self.positions).to_array(), dtype=np.int64)
-        return MatchedRows(ScanTask(self.file, tuple(self.deletes)), positions, np.zeros_like(positions))
+        # The rows are only deleted by their positions, so the indexes of their keys are not packed.
+        no_keys = np.zeros_like(positions)
+        return MatchedRows(ScanTask(self.file, tuple(self.deletes)), positions, keys=no_keys)
 
 
 @dataclass(frozen=True)

@@ -201,7 +201,7 @@ def commit_change(
             count = persisted_frame.count()
             if count > driver_rows or _would_copy_much(source_table, request, count):
                 needs_history = request.read_snapshot_id is not UNSET
-                prepare_change = partial(_prepare, client, persisted_frame, count, request)
+                prepare_change = partial(_run_tasks_and_write, client, persisted_frame, count, request)
                 return commit_row_change(client, table, prepare_change, history=needs_history, **commit_options)
             rows = persisted_frame.toArrow()
     change_options = {
@@ -285,17 +285,22 @@ def _persist(df: DataFrame) -> Iterator[DataFrame]:
 
 @dataclass(frozen=True)
 class RowDistribution:
-    """Assigns the rows of each key to one of `buckets` × `parts` tasks.
+    """Assigns the rows of each key to one of `task_groups` × `parts` tasks.
+
+    If the table is bucketed by the only key column, the bucket of a key modulo `task_groups` selects the group, so that
+    few tasks change the same file. The hash of the key selects one of the `parts` tasks of the group.
 
     Attributes:
-        width: The number of buckets of the only key column, or 0 if there are no such buckets.
+        fields: The key columns.
+        task_groups: The number of groups of tasks. It is 1 if `bucket_count` is 0.
+        parts: The number of tasks of each group.
+        bucket_count: The number of buckets of the only key column, or 0 if there are no such buckets.
     """
 
     fields: tuple[Field, ...]
-    buckets: int
+    task_groups: int
     parts: int
-    """The number of tasks for each bucket."""
-    width: int = 0
+    bucket_count: int = 0
 
     @staticmethod
     def choose(
@@ -311,22 +316,23 @@ class RowDistribution:
         """
         tasks_for_rows = -(-rows // TASK_ROWS)
         specs = [source_table.metadata.default_spec, *source_table.metadata.partition_specs]
-        widths = [find_bucket_width(spec, fields[0]) for spec in specs] if len(fields) == 1 else []
-        if width := next(filter(None, widths), 0):
-            buckets = min(width, max(cores, tasks_for_rows))
-            return RowDistribution(tuple(fields), buckets, -(-tasks_for_rows // buckets), width)
+        bucket_counts = [find_bucket_count(spec, fields[0]) for spec in specs] if len(fields) == 1 else []
+        if bucket_count := next(filter(None, bucket_counts), 0):
+            task_groups = min(bucket_count, max(cores, tasks_for_rows))
+            return RowDistribution(tuple(fields), task_groups, -(-tasks_for_rows // task_groups), bucket_count)
         if strategy == EQUALITY or (strategy != SCAN and find_record_index(source_table.metadata, fields) is not None):
             return RowDistribution(tuple(fields), 1, max(tasks_for_rows, min(cores, -(-rows // TASK_ROWS_MIN))))
         return RowDistribution(tuple(fields), 1, tasks_for_rows)
 
     @property
     def tasks(self) -> int:
-        return self.buckets * self.parts
+        return self.task_groups * self.parts
 
     def assign_tasks(self, columns: Sequence[pa.Array]) -> Ints:
         """Return the task of each row, as an index from 0: int32[rows].
 
-        With buckets, the tasks of a bucket are `parts` tasks, and the hash of the key selects one of them.
+        The bucket of the key, if there are buckets, selects a group of `parts` tasks. The hash of the key selects one
+        task of the group.
 
         Args:
             columns: The columns of the key, with the table's types.
@@ -339,10 +345,10 @@ class RowDistribution:
         if self.parts > 1:
             high, _ = hash_key_columns(self.fields, columns)
             tasks = (high % np.uint64(self.parts)).astype(np.int64)
-        if self.width:
-            values = apply_transform(f"bucket[{self.width}]", str(self.fields[0].type), columns[0])
-            bucket = np.array([value % self.buckets for value in values.values], dtype=np.int64)
-            tasks = tasks * self.buckets + bucket[values.codes]
+        if self.bucket_count:
+            buckets = apply_transform(f"bucket[{self.bucket_count}]", str(self.fields[0].type), columns[0])
+            group_by_code = np.array([bucket % self.task_groups for bucket in buckets.values], dtype=np.int64)
+            tasks = tasks * self.task_groups + group_by_code[buckets.codes]
         return tasks.astype(np.int32)
 
     def owns(self, spec: PartitionSpec | None) -> bool:
@@ -352,22 +358,25 @@ class RowDistribution:
         """
         if self.tasks == 1:
             return True
-        if not self.width or self.parts > 1 or spec is None:
+        if not self.bucket_count or self.parts > 1 or spec is None:
             return False
-        width = find_bucket_width(spec, self.fields[0])
-        # If `buckets` divides `width`, the task of a key is its hash modulo `buckets`, so only `buckets` matters.
-        relevant_buckets = self.buckets if self.width % self.buckets == 0 else self.width
-        return width > 0 and width % relevant_buckets == 0
+        # A file has the keys of one bucket of the spec `spec`, which may have another number of buckets. A bucket is a
+        # hash modulo the number of buckets. If `task_groups` divides `bucket_count`, the task of a key is its hash
+        # modulo `task_groups`, and this number must divide the number of buckets of the file.
+        file_bucket_count = find_bucket_count(spec, self.fields[0])
+        is_divisor = self.bucket_count % self.task_groups == 0
+        required_divisor = self.task_groups if is_divisor else self.bucket_count
+        return file_bucket_count > 0 and file_bucket_count % required_divisor == 0
 
 
-def find_bucket_width(spec: PartitionSpec, field: Field) -> int:
+def find_bucket_count(spec: PartitionSpec, field: Field) -> int:
     """Return the number of buckets of the column in the spec, or 0 if it is not bucketed."""
-    widths = (
+    bucket_counts = (
         get_transform_width(canonicalize_transform(bucket_field.transform))
         for bucket_field in list_bucket_fields(spec)
         if bucket_field.sources == (field.id,)
     )
-    return next(widths, 0)
+    return next(bucket_counts, 0)
 
 
 @dataclass(frozen=True)
@@ -393,7 +402,7 @@ def run_tasks(df: DataFrame, work: UpsertTask) -> DataFrame:
     schema = spark_types.StructType([*df.schema.fields, _TASK_FIELD])
     frame_with_tasks = df.mapInArrow(partial(_add_task_numbers, work.distribution), schema)
     exchanged_frame = frame_with_tasks.repartitionById(work.distribution.tasks, _TASK_COLUMN)
-    return exchanged_frame.mapInArrow(partial(change_task, work), RESULT)
+    return exchanged_frame.mapInArrow(partial(change_rows_of_task, work), RESULT)
 
 
 def _add_task_numbers(distribution: RowDistribution, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -425,16 +434,17 @@ class _Result(msgspec.Struct, frozen=True):
     scope: Any = None
     counts: tuple[int, int, int, int] = (0, 0, 0, 0)
     changed: str = ""
-    """The reason why the change must not be committed: rows with its keys have changed since they were read.
+    """The reason why the change must not be committed: stored rows with the task's keys have changed since the read.
 
     If it is set, the task has written nothing.
     """
 
 
-def change_task(work: UpsertTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Change the stored rows with the keys of a task, and yield the result. The task has all new rows of its keys.
+def change_rows_of_task(work: UpsertTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Change the stored rows that have the keys of the new rows in `batches`, and yield the encoded result.
 
-    If the task fails, it deletes the files that it has written.
+    This runs in one Spark task, which receives all new rows of its keys. If the task fails, it deletes the files that
+    it has written.
     """
     row_batches = [batch.drop_columns([_TASK_COLUMN]) for batch in batches if batch.num_rows]
     if not row_batches:
@@ -492,7 +502,7 @@ def _change_located_rows(work: UpsertTask, batch: KeyedBatch) -> _Result:
 # Merge of the results on the driver
 
 
-def _prepare(
+def _run_tasks_and_write(
     client: SeamarkClient,
     df: DataFrame,
     rows: int,
@@ -500,7 +510,10 @@ def _prepare(
     source_table: OpenTable,
     target: WriteTarget,
 ) -> RowChange:
-    """Run the tasks, merge their results, and change the files that several tasks have located."""
+    """Run the Spark tasks, which write files, and return the row change to commit.
+
+    A file that has rows of several tasks is changed after the tasks.
+    """
     fields = find_key_fields(source_table.schema, request.resolved_keys)
     cores = int(df.sparkSession.sparkContext.defaultParallelism)
     distribution = RowDistribution.choose(source_table, fields, rows, cores, request.strategy)

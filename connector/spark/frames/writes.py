@@ -78,7 +78,7 @@ class WriteReport:
 
     Attributes:
         commit: The server's response, or None if there was nothing to commit.
-        skipped: The same field of `WrittenFiles`, which describes it.
+        skipped: The path of each data file for which an index could not be built, with the reason.
     """
 
     files: int
@@ -230,9 +230,22 @@ def _change_by_key(
     attempts: int = COMMIT_ATTEMPTS_MAX,
     driver_rows: int = DRIVER_ROWS,
 ) -> Report:
-    """Upsert or delete the rows with the keys of a DataFrame. The docstring of `write` describes the parameters.
+    """Upsert or delete the rows with the keys of a DataFrame.
 
-    An upsert must name its keys. A delete without `keys` uses the default key that `write` describes.
+    Args:
+        client: The client.
+        df: The rows, or the keys of the rows to delete.
+        table: The table.
+        mode: `upsert` or `delete`.
+        commit: Options of the commit, such as the branch.
+        keys: The key columns. They are required for an upsert. The docstring of `write` has the default of a delete.
+        precombine: A column. Of several rows with the same key, the row with the largest value is used.
+        columns: The columns that an upsert changes, or None for all columns.
+        row_mode: `merge-on-read` or `copy-on-write`, or None for the table's mode.
+        strategy: How stored rows are found, or None to choose a strategy.
+        read_snapshot_id: The snapshot that the caller has read. The commit fails if the rows have changed since.
+        attempts: The maximum number of attempts to commit.
+        driver_rows: The maximum number of rows that the driver changes itself.
     """
     if keys is None and mode == UPSERT:
         raise ValueError("set the key columns: keys=[…]")

@@ -100,7 +100,7 @@ class Catalyst:
         Raises:
             PySparkException: Spark does not accept the plan.
         """
-        return self.session.sessionState().executePlan(plan, self._statics.skip).analyzed()
+        return self.session.sessionState().executePlan(plan, self._statics.skip_mode).analyzed()
 
     def parse_names(self, text: str) -> tuple[str, ...]:
         """Return the levels of a table name."""
@@ -268,7 +268,7 @@ class Catalyst:
         identifier_object = identifier.get()
         return (*identifier_object.namespace(), str(identifier_object.name()))
 
-    def is_relation(self, leaf: Node) -> bool:
+    def is_catalog_table(self, leaf: Node) -> bool:
         """Return whether the leaf is a table of a catalog."""
         return self.find_kind(leaf) == "DataSourceV2Relation"
 

@@ -116,6 +116,7 @@ class _Term(NamedTuple):
     """The type of the literals with which the term may be compared."""
 
     def compare(self, op: str, *literals: Literal) -> ColumnComparison:
+        # The condition is on one relation, whose number is 0.
         return ColumnComparison((0, self.column), op, literals, self.transform)
 
 
@@ -159,7 +160,9 @@ class Conditions:
         self._catalyst = catalyst
 
     def read(self, node: Node, columns: Mapping[int, SparkColumn]) -> Condition | None:
-        """Return the condition that a node represents. It refers to each column as (0, column name).
+        """Return the condition that a node represents, without LIKE predicates.
+
+        It refers to each column as (0, column name). 0 is the number of the only relation.
 
         Args:
             node: An expression.
@@ -178,10 +181,12 @@ class Conditions:
                 conditions.append(_SingleConditionReader(self._catalyst, columns).read(node, negated=False))
             except (_TooLarge, RecursionError):
                 continue
+        # Equalities of the year and of the month may be in different nodes, but only together they give a range.
         try:
             conditions += _SingleConditionReader(self._catalyst, columns).read_months(nodes)
         except (_TooLarge, RecursionError):
             pass
+        # Conditions on struct fields that can be true for null are left out (`_keep_certain`).
         return weaken(all_of(conditions), _keep_certain)
 
     def read_exact_comparison(self, node: Node, columns: Mapping[int, SparkColumn]) -> ColumnComparison | None:
@@ -394,7 +399,7 @@ class _SingleConditionReader:
         name = f"{struct.name}.{node.childSchema().fieldNames()[node.ordinal()]}"
         return next((field for field in struct.fields if field.name == name), None)
 
-    # The methods of `expressions.Leaves`
+    # The methods of `expressions.LeafReader`
 
     def find_column_name(self, node: Node) -> str | None:
         self._count_parts(1)
@@ -481,8 +486,8 @@ def _convert_literals(atom: Atom, kinds: Mapping[str, str]) -> Atom | None:
     """Convert the literals of a condition to the type of its column: dates, instants, or times without a zone.
 
     A condition that compares another type, or a transform of a column, is returned unchanged. `kinds` has the types of
-    the columns, by name.
-    The result is None if a condition on a date column compares times, and no comparison of days gives the same result.
+    the columns, by name. The result is None if a condition on a date column compares times, and no comparison of days
+    gives the same result.
     """
     if not isinstance(atom, ColumnComparison) or atom.transform != IDENTITY:
         return atom
@@ -496,6 +501,8 @@ def _convert_literals(atom: Atom, kinds: Mapping[str, str]) -> Atom | None:
     days = tuple(Literal("date", moment.date().isoformat(), LOCAL) for moment in moments)
     if all(moment.time() == time() for moment in moments):
         return replace(atom, literals=days)
+    # For a time later than midnight, only the operators in `_ON_OTHER_DAYS` have an equivalent for days. For example, a
+    # date is before noon of a day if it is this day or an earlier day.
     if atom.op not in _ON_OTHER_DAYS or atom.negated:
         return None
     return replace(atom, op=_ON_OTHER_DAYS[atom.op], literals=days)

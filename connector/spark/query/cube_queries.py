@@ -101,7 +101,7 @@ class QueryOverCube:
         original = spark.sql(self.text)
         view = f"seamark_groups_{uuid.uuid4().hex}"
         groups = convert_sketches(self.groups, self.statement, encode_for_spark)
-        spark.createDataFrame(_write_times(groups)).createTempView(view)
+        spark.createDataFrame(_format_zoneless_times(groups)).createTempView(view)
         try:
             frame = spark.sql(
                 self.statement.write(view, None if self.rows is None else ".".join(map(backquote, self.rows)))
@@ -114,7 +114,7 @@ class QueryOverCube:
         return frame.toDF(*original.columns)
 
 
-def _write_times(groups: pa.Table) -> pa.Table:
+def _format_zoneless_times(groups: pa.Table) -> pa.Table:
     """Return the groups, with times without a zone as text. Spark reads this text without regard to time zones.
 
     Raises:

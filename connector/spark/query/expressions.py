@@ -59,7 +59,7 @@ CURRENT = (exp.CurrentDate, exp.CurrentTimestamp, exp.Localtimestamp)
 _LISTED_ROWS_MAX = 1_000
 
 
-class Leaves(Protocol):
+class LeafReader(Protocol):
     """Reads the columns and constants in an expression. The reader of conditions implements this protocol."""
 
     def find_column_name(self, node: Node) -> str | None:
@@ -84,7 +84,7 @@ class Leaves(Protocol):
 class SparkExpressions:
     """Writes the expressions of one condition as trees for the rules."""
 
-    def __init__(self, catalyst: Catalyst, leaves: Leaves) -> None:
+    def __init__(self, catalyst: Catalyst, leaves: LeafReader) -> None:
         self._catalyst = catalyst
         self._leaves = leaves
         self.shifted_columns: set[str] = set()
@@ -93,7 +93,7 @@ class SparkExpressions:
     def write_condition(self, node: Node) -> exp.Expr:
         """Return a sqlglot tree with the same value (true, false or null) as Spark's condition.
 
-        A part that has no such tree becomes the expression of `hide`, from which no condition is read.
+        A part that has no such tree becomes the expression of `make_unknown_call`, from which no condition is read.
         """
         kind = self._catalyst.find_kind(node)
         if kind in ("And", "Or"):
@@ -103,9 +103,9 @@ class SparkExpressions:
             return exp.Not(this=exp.Paren(this=self.write_condition(node.child())))
         if kind in _COMPARISONS:
             if self._is_row(node.left()):
-                return self._write_rows(node.left(), [node.right()]) if kind == "EqualTo" else hide()
+                return self._write_rows(node.left(), [node.right()]) if kind == "EqualTo" else make_unknown_call()
             sides = [self.write_value(operand) for operand in (node.left(), node.right())]
-            return hide() if None in sides else _COMPARISONS[kind](this=sides[0], expression=sides[1])
+            return make_unknown_call() if None in sides else _COMPARISONS[kind](this=sides[0], expression=sides[1])
         match kind:
             case "In":
                 if self._is_row(node.value()):
@@ -115,7 +115,7 @@ class SparkExpressions:
                 return self._write_array_contains(node)
             case "IsNull" | "IsNotNull":
                 value = self.write_value(node.child())
-                null_test = hide() if value is None else exp.Is(this=value, expression=exp.Null())
+                null_test = make_unknown_call() if value is None else exp.Is(this=value, expression=exp.Null())
                 return null_test if kind == "IsNull" or value is None else exp.Not(this=exp.Paren(this=null_test))
             case "StartsWith" | "EndsWith" | "Contains" | "Like":
                 return self._write_like(node, kind)
@@ -123,7 +123,7 @@ class SparkExpressions:
                 return self._write_case(node, kind, self.write_condition)
         value = self.write_value(node) if self._catalyst.read_type(node) == "boolean" else None
         if value is None or isinstance(value, exp.Boolean | exp.Null):
-            return hide() if value is None else value
+            return make_unknown_call() if value is None else value
         return value if isinstance(value, exp.Column) else exp.EQ(this=value, expression=exp.true())
 
     def write_value(self, node: Node) -> exp.Expr | None:
@@ -152,10 +152,11 @@ class SparkExpressions:
                 text = self._write_text(node.child())
                 return None if text is None else (exp.Lower if kind == "Lower" else exp.Upper)(this=text)
             case "Coalesce":
-                values = [self.write_value(child) or hide() for child in to_list(node.children())]
+                # A value that is not supported becomes a call of an unknown function, which gives no condition.
+                values = [self.write_value(child) or make_unknown_call() for child in to_list(node.children())]
                 return exp.Coalesce(this=values[0], expressions=values[1:])
             case "If" | "CaseWhen":
-                return self._write_case(node, kind, lambda result: self.write_value(result) or hide())
+                return self._write_case(node, kind, lambda result: self.write_value(result) or make_unknown_call())
             case "Add" | "Subtract" | "Multiply" | "UnaryMinus":
                 return self._write_arithmetic(node, kind)
             case "IntegralDivide" if all(
@@ -185,7 +186,8 @@ class SparkExpressions:
     def _write_rows(self, left: Node, rows: Sequence[Node]) -> exp.Expr:
         """Write comparisons of rows, such as `(a, b) = (1, 2)` and `(a, b) IN ((1, 2), …)`.
 
-        Rows with nulls are not written, because Spark compares nulls in rows as values.
+        Rows with nulls are not written, because Spark compares nulls in rows as values. The result is then a call of an
+        unknown function, from which no condition is read.
         """
         columns = [self.write_value(value) for value in to_list(left.valExprs())]
         tuples = []
@@ -194,10 +196,10 @@ class SparkExpressions:
             if values is None and self._is_row(row):
                 values = [self._leaves.read_constant(value) for value in to_list(row.valExprs())]
             if values is None or any(value is None or value.kind == "null" for value in values):
-                return hide()
+                return make_unknown_call()
             tuples.append(exp.Tuple(expressions=[build_expression(value) for value in values if value is not None]))
         if not tuples or any(type(column) is not exp.Column for column in columns):
-            return hide()
+            return make_unknown_call()
         return exp.In(this=exp.Tuple(expressions=columns), expressions=tuples)
 
     def _write_in(self, value: Node, constants: Sequence[exp.Expr | None]) -> exp.Expr:
@@ -206,7 +208,7 @@ class SparkExpressions:
         return (
             exp.In(this=side, expressions=known_constants)
             if side and known_constants and len(known_constants) == len(constants)
-            else hide()
+            else make_unknown_call()
         )
 
     def _write_array_contains(self, node: Node) -> exp.Expr:
@@ -214,16 +216,19 @@ class SparkExpressions:
         if values is None and self._catalyst.find_kind(node.left()) == "CreateArray":
             values = [self._leaves.read_constant(child) for child in to_list(node.left().children())]
         elements = [build_expression(value) for value in values or () if value is not None]
-        return self._write_in(node.right(), elements) if values and len(elements) == len(values) else hide()
+        return (
+            self._write_in(node.right(), elements) if values and len(elements) == len(values) else make_unknown_call()
+        )
 
     def _write_like(self, node: Node, kind: str) -> exp.Expr:
         """Write LIKE, `startswith`, `contains` or `endswith` (`kind` is Spark's name of the predicate).
 
-        `contains` and `endswith` become LIKE. The special characters of LIKE in their text are escaped.
+        `contains` and `endswith` become LIKE. The special characters of LIKE in their text are escaped. If the pattern
+        is not a constant text, the result is a call of an unknown function, from which no condition is read.
         """
         side, pattern = self._write_text(node.left()), self._leaves.read_constant(node.right())
         if side is None or pattern is None or pattern.kind != "text":
-            return hide()
+            return make_unknown_call()
         if kind == "StartsWith":
             return exp.StartsWith(this=side, expression=build_expression(pattern))
         text, escape = pattern.value, "\\"
@@ -261,7 +266,7 @@ class SparkExpressions:
         times = ("date", "timestamp", "timestamp_ntz")
         if source in times and target in times:
             inner = self.write_value(child)
-            if is_current(inner):
+            if is_current_time(inner):
                 return inner
             if "timestamp" in (source, target) and not _is_in_utc(node):
                 return None
@@ -278,19 +283,24 @@ class SparkExpressions:
         return value if isinstance(value, exp.Column) else None
 
     def _write_truncation(self, node: Node, kind: str) -> exp.Expr | None:
-        """Write `trunc` or `date_trunc` of a column or of the current time."""
+        """Write `trunc` or `date_trunc` of a column or of the current time.
+
+        Return None if the result depends on the time zone of the session, or if the unit is not supported.
+        """
         unit = self._leaves.read_constant(node.format())
         if unit is None or unit.kind != "text":
             return None
         name = unit.value.lower()
+        # An empty name in `_TRUNCATION_UNITS` means that the rules use Spark's name.
         name = (_TRUNCATION_UNITS[name] or name.upper()) if name in _TRUNCATION_UNITS else ""
         if not name or (kind == "TruncDate" and name not in _DATE_UNITS):
             return None
         current = self.write_value(node.date() if kind == "TruncDate" else node.timestamp())
-        if is_current(current):
+        if is_current_time(current):  # The bounds of the current time have a margin for all time zones.
             return exp.TimestampTrunc(this=current, unit=exp.Var(this=name))
         if kind == "TruncTimestamp" and not _is_in_utc(node):
             return None
+        # The argument of `trunc` is a date, so a time column has a cast to its day.
         inner = self._find_day_column(node.date()) if kind == "TruncDate" else self.write_value(node.timestamp())
         return exp.TimestampTrunc(this=inner, unit=exp.Var(this=name)) if isinstance(inner, exp.Column) else None
 
@@ -351,7 +361,7 @@ class SparkExpressions:
         if value is None or days is None or days.kind != "integer":
             return None
         count = int(days.value) * (1 if kind == "DateAdd" else -1)
-        if is_current(value):
+        if is_current_time(value):
             return _shift(value, count, "DAY")
         if not isinstance(value, exp.Column):
             return None
@@ -366,7 +376,7 @@ class SparkExpressions:
         Adding months to a column is not written, because no bounds of the column follow from it.
         """
         value = self.write_value(node.left())
-        if value is None or not is_current(value):
+        if value is None or not is_current_time(value):
             return None
         if kind == "AddMonths":
             months = self._leaves.read_constant(node.right())
@@ -378,12 +388,14 @@ class SparkExpressions:
     def _add_interval(self, node: Node) -> exp.Expr | None:
         """Write a time plus an interval of days or less. Only intervals of whole seconds are written.
 
-        Spark fails if the result is outside the range of times, so the result cannot wrap around.
+        Spark fails if the result is outside the range of times, so the result cannot wrap around. The time must be a
+        column, in the time zone UTC, or the current time, whose bounds have a margin for all zones. Otherwise, the
+        result is None.
         """
         value, moved_us = self.write_value(node.start()), self._leaves.read_interval_us(node.interval())
         if value is None or moved_us is None or moved_us % _SECOND_US:
             return None
-        if not is_current(value) and not (isinstance(value, exp.Column) and _is_in_utc(node)):
+        if not is_current_time(value) and not (isinstance(value, exp.Column) and _is_in_utc(node)):
             return None
         return _shift(value, moved_us // _SECOND_US, "SECOND")
 
@@ -392,7 +404,7 @@ def make_column(name: str) -> exp.Column:
     return exp.Column(this=exp.to_identifier(name, quoted=True))
 
 
-def is_current(tree: exp.Expr | None) -> bool:
+def is_current_time(tree: exp.Expr | None) -> bool:
     """Return whether the tree is the current time, possibly truncated or moved by an interval."""
     while isinstance(tree, exp.Add | exp.Sub | exp.TimestampTrunc):
         tree = tree.this
@@ -410,7 +422,7 @@ def can_list_uppercase_texts(tree: exp.Expr) -> bool:
     return not any(pair in text for text in texts for pair in _LETTER_PAIRS)
 
 
-def hide() -> exp.Expr:
+def make_unknown_call() -> exp.Expr:
     """Return a call of an unknown function, which is never read as a condition that could leave out files."""
     return exp.Anonymous(this=_HIDDEN)
 
@@ -432,7 +444,7 @@ def build_expression(literal: Literal) -> exp.Expr:
             return exp.cast(exp.Literal.string(text.removesuffix(" UTC")), target_type)
         case "text":
             return exp.Literal.string(text)
-    return hide()
+    return make_unknown_call()
 
 
 def _is_in_utc(node: Node) -> bool:

@@ -16,8 +16,8 @@ from seamark.connector.analysis.algebra.equivalences import (
     Equality,
     Limit,
     Predicate,
-    has_ranges,
-    is_comparable,
+    can_limit,
+    is_equality_exact,
     is_wider,
     iter_period_semi_joins,
     iter_range_semi_joins,
@@ -84,9 +84,13 @@ class PlanTooLarge(Exception):
 
 @dataclass(frozen=True)
 class MarkedTable:
-    """A table with a marker (`name_positions.py`), and its columns by the ids of their attributes."""
+    """A table that the query's text names, and its columns by the ids of their attributes.
 
-    mark: int
+    `marker` is the number of the reference in the text. Each reference gets an alias with its number (a marker), by
+    which it is found in Spark's plan (`name_positions.py`).
+    """
+
+    marker: int
     columns: Mapping[int, SparkColumn]
 
 
@@ -99,20 +103,20 @@ class AttributeOutputs:
     Attributes:
         references: The source column whose value an output has, by output. If it is None, each output is the column of
             the same name in the only source.
-        order: The names of all outputs in order, or None if they are unknown.
+        output_names: The names of all outputs in order, or None if they are unknown.
         nullable: The outputs that may be null in a row in which the source column has a value, as in GROUPING SETS.
     """
 
     references: Mapping[str, ColumnReference] | None = None
-    order: tuple[str, ...] | None = None
+    output_names: tuple[str, ...] | None = None
     nullable: frozenset[str] = frozenset()
 
     def has(self, name: str) -> bool | None:
         """Return whether the name is an output, or None if the outputs are unknown."""
-        return None if self.order is None else name in self.order
+        return None if self.output_names is None else name in self.output_names
 
     def list_names(self) -> tuple[str, ...] | None:
-        return self.order
+        return self.output_names
 
     def find_reference(self, name: str) -> ColumnReference | None:
         if self.references is None:
@@ -232,7 +236,7 @@ class PlanReader:
         return _Rows(PushdownBarrier(rows.relation), rows.columns, rows.sources)
 
     def _read_subquery(self, plan: Node) -> None:
-        """Read a subquery, and keep its rows by the id of its first output, by which comparisons with it find them."""
+        """Read a subquery, and keep its rows. Comparisons with the subquery find them by the id of its first output."""
         relation = self._read_rows(plan).relation
         self._roots.append(relation)
         outputs = plan.output()
@@ -281,14 +285,15 @@ class PlanReader:
     # Leaves
 
     def _read_leaf(self, node: Node) -> _Rows:
-        """Return the rows of a table with a marker, or of a constant relation."""
+        """Return the rows of a table that the query's text names, or of a constant relation."""
         marked_table = self._find_table(node)
         if marked_table is None:
             return self._read_constants(node)
         table = Table(dict(_list_kinds(marked_table.columns.values())))
-        self.tables[table] = marked_table.mark
+        self.tables[table] = marked_table.marker
         outputs = AttributeOutputs({str(number): (0, column.name) for number, column in marked_table.columns.items()})
         columns = {number: _rename(column, str(number)) for number, column in marked_table.columns.items()}
+        # The block returns exactly the rows of the table.
         return _Rows(QueryBlock([table], 0, outputs, needs_rows=True), columns)
 
     def _read_constants(self, node: Node) -> _Rows:
@@ -311,12 +316,14 @@ class PlanReader:
     def _select_passed_columns(
         self, outputs: Iterable[Node], child: _Rows
     ) -> tuple[dict[int, SparkColumn], frozenset[int], dict[str, ColumnReference]]:
-        """Return the columns, sources and references of the outputs that are attributes of the child.
+        """Select the outputs that are attributes of the child.
 
-        All three are by the id of the output.
+        Returns:
+            The outputs with the unchanged values of a stored column, by id. The ids of other outputs whose values come
+            from a column, such as minima. The references to the child's attributes, by the id of the output.
         """
         columns: dict[int, SparkColumn] = {}
-        sources: set[int] = set()
+        ids_without_column: set[int] = set()
         references: dict[str, ColumnReference] = {}
         for output in outputs:
             source = self._find_attribute(output)
@@ -327,14 +334,14 @@ class PlanReader:
             if source in child.columns:
                 columns[number] = _rename(child.columns[source], str(number))
             else:
-                sources.add(number)
-        return columns, frozenset(sources), references
+                ids_without_column.add(number)
+        return columns, frozenset(ids_without_column), references
 
     def _read_aggregate(self, node: Node, child: _Rows) -> _Rows:
         """Read an aggregation. A condition on its grouping keys removes whole groups.
 
-        Only outputs that are grouping keys, minima or maxima keep their source. Without grouping keys, the conditions
-        in the aggregates (`list_row_conditions`) restrict the rows that the aggregation needs.
+        The source columns are recorded only for outputs that are grouping keys, minima or maxima. Without grouping
+        keys, a row is needed only if it meets a condition in one of the aggregates, such as FILTER.
         """
         groups, outputs = to_list(node.groupingExpressions()), to_list(node.aggregateExpressions())
         keys = {self._find_attribute(key) for key in groups} - {None}
@@ -350,7 +357,7 @@ class PlanReader:
                 extremes[name] = Extreme((0, str(source)), extreme.kind, extreme.is_filtered)
         filters = [] if groups else list_row_conditions(self._catalyst, outputs)
         can_filter = bool(filters) and bool(node.deterministic())
-        counted_condition = (
+        needed_rows_condition = (
             any_of(self._read_condition([condition], child.columns) for condition in filters) if can_filter else None
         )
         block = QueryBlock(
@@ -359,8 +366,8 @@ class PlanReader:
             AttributeOutputs(references),
             keys=self._find_references(groups, child) if groups else None,
             aggregate_filter=None
-            if counted_condition is None
-            else _move_to_sources(counted_condition, dict.fromkeys(child.columns, 0)),
+            if needed_rows_condition is None
+            else _move_to_sources(needed_rows_condition, dict.fromkeys(child.columns, 0)),
             extremes=extremes,
         )
         return _Rows(block, columns, sources | {int(name) for name in extremes})
@@ -398,8 +405,8 @@ class PlanReader:
     def _read_set_operation(self, node: Node, children: Sequence[_Rows]) -> _Rows:
         """Read a set operation. A condition is pushed to each input, by the position of its columns.
 
-        The outputs have new ids, so the columns are named by position between the inputs and the outputs. The input
-        from which a value comes is unknown, so the result has no `sources`.
+        The outputs have new ids, so the columns are named by position between the inputs and the outputs. A value comes
+        from an unknown input, so minima, maxima and constants of the inputs are not passed on.
         """
         inputs = [to_list(child.output()) for child in to_list(node.children())]
         outputs = to_list(node.output())
@@ -418,12 +425,12 @@ class PlanReader:
                 columns[number] = _rename(column, str(number))
                 names[str(number)] = (0, str(position))
         rows: Relation = UnknownRelation() if relation is None else relation
-        return _Rows(QueryBlock([rows], 0, AttributeOutputs(names)), columns)
+        return _Rows(QueryBlock([rows], 0, AttributeOutputs(names)), columns, sources=frozenset())
 
     def _read_generate(self, node: Node, child: _Rows) -> _Rows:
         """Read `explode` and other generators, which create any number of rows from each row."""
         constants = self._read_constants(node)
-        if constants.ids:
+        if constants.ids:  # The generator returns constants, such as the elements of an array, for each row.
             return self._join_rows(child, constants, SourceJoin(0, 1))
         return self._keep_columns(QueryBlock([child.relation], 0, AttributeOutputs()), child)
 
@@ -448,7 +455,11 @@ class PlanReader:
         return _Rows(rows.relation, columns, rows.sources & left.sources)
 
     def _join_rows(self, left: _Rows, right: _Rows, tree: SourceJoin) -> _Rows:
-        """Return the rows of a join, without the attributes that both sides have."""
+        """Return the rows of a join, without the attributes that both sides have.
+
+        Two references to the same query in WITH have the same attribute ids, so the side of such an attribute is
+        unknown.
+        """
         sources_by_id = _map_sources_by_id([left, right])
         references = {str(number): (source, str(number)) for number, source in sources_by_id.items()}
         block = QueryBlock([left.relation, right.relation], tree, AttributeOutputs(references))
@@ -480,10 +491,10 @@ class PlanReader:
                 continue
             left, right = part.left(), part.right()
             keys = self._read_key(left, sources_by_id), self._read_key(right, sources_by_id)
-            if keys[0] is not None and keys[1] is not None and is_comparable(keys[0].kind, keys[1].kind):
+            if keys[0] is not None and keys[1] is not None and is_equality_exact(keys[0].kind, keys[1].kind):
                 equalities.append((keys[0].reference, keys[1].reference))
             for side, key, other in ((left, keys[0], right), (right, keys[1], left)):
-                conditions += self._list_subquery_values(key, other)
+                conditions += self._list_subquery_conditions(key, other)
                 conditions += self._list_period_values(side, other, sources_by_id, sources)
         conditions += self._list_inequality_values(parts, sources_by_id, sources)
         return Predicate(
@@ -529,14 +540,14 @@ class PlanReader:
                 source, column = partner.reference
                 relation = sources[source].relation
                 yield from iter_extreme_semi_joins(key.reference, key.kind, oriented_op, relation, column)
-                if has_ranges(key.kind, partner.kind) and not is_beyond_extreme(oriented_op, relation, column):
+                if can_limit(key.kind, partner.kind) and not is_beyond_extreme(oriented_op, relation, column):
                     limits.setdefault((key.reference, source), []).append(Limit(oriented_op, column))
         for (reference, source), source_limits in limits.items():
             yield from iter_range_semi_joins(reference, source_limits, sources[source].relation)
 
     def _list_subquery_limits(self, key: _Key, op: str, other: Node) -> Iterator[Condition]:
         query = self._find_scalar_subquery(other)
-        if query is None or not has_ranges(key.kind, query.kind):
+        if query is None or not can_limit(key.kind, query.kind):
             return
         if not query.is_correlated:
             yield from iter_extreme_semi_joins(key.reference, key.kind, op, query.relation, query.output)
@@ -559,10 +570,14 @@ class PlanReader:
     def _read_condition(self, nodes: Sequence[Node], columns: Mapping[int, SparkColumn]) -> Condition | None:
         return self._conditions.read_with_likes(nodes, columns) if columns else None
 
-    def _list_subquery_values(self, key: _Key | None, other: Node) -> list[Condition]:
-        """Return the conditions on a column that equals a scalar subquery."""
+    def _list_subquery_conditions(self, key: _Key | None, other: Node) -> list[Condition]:
+        """Return the conditions on a column that must equal the value of a scalar subquery.
+
+        The value of the column must be a value of the subquery's output. If the output is a minimum or maximum, the
+        column is compared with it.
+        """
         query = None if key is None else self._find_scalar_subquery(other)
-        if key is None or query is None or not is_comparable(key.kind, query.kind):
+        if key is None or query is None or not is_equality_exact(key.kind, query.kind):
             return []
         conditions = list_partner_conditions([(key.reference, query.output)], query.relation)
         if not query.is_correlated:
@@ -634,7 +649,10 @@ def _map_sources_by_id(sources: Sequence[_Rows]) -> dict[int, int]:
 
 
 def _move_to_sources(condition: Condition | None, sources_by_id: Mapping[int, int]) -> Condition | None:
-    """Translate a condition on attributes into a condition on columns of the sources."""
+    """Translate a condition on attributes into a condition on columns of the sources.
+
+    The name in a reference is the id of an attribute, followed by a dot and a path for a field of a struct.
+    """
     return move(condition, lambda reference: (sources_by_id[int(reference[1].partition(".")[0])], reference[1]))
 
 

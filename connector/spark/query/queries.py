@@ -180,6 +180,7 @@ def sql(
         except (PySparkException, Py4JError) as error:
             _log.warning("The original text runs, because Spark does not accept it with plan tables: %s", error)
     frame = run_text(spark, text, args)
+    # The frame has loaded the tables before rows were flushed, so the text is run again to load them with these rows.
     return run_text(spark, text, args) if _flush_unplanned_streams(spark, frame) else frame
 
 
@@ -192,7 +193,7 @@ def _flush_unplanned_streams(spark: SparkSession, frame: DataFrame) -> bool:
     catalyst, names = Catalyst(spark), set()
     try:
         for leaf in catalyst.leaves(_read_analyzed_plan(frame)):
-            name = catalyst.read_identifier(leaf) if catalyst.is_relation(leaf) else None
+            name = catalyst.read_identifier(leaf) if catalyst.is_catalog_table(leaf) else None
             if name is None or leaf.catalog().isEmpty() or PLAN_MARK in name[-1] or _VERSION_LEVEL.fullmatch(name[-1]):
                 continue
             catalog = leaf.catalog().get()
@@ -294,7 +295,7 @@ class _Query:
         self._settings: dict[str, str] = {}
         self._tables: dict[int, _Table] = {}
         """The tables at the markers, by the number of the marker."""
-        self._marks: dict[int, int] = {}
+        self._markers: dict[int, int] = {}
         """The numbers of the markers, by the ids of the tables' attributes."""
 
     def rewrite(self) -> RewrittenQuery:
@@ -309,13 +310,13 @@ class _Query:
             raise UnsupportedQuery("a statement that writes has parameters")
         if self._catalyst.has_cached() and self._reads_cached():
             raise UnsupportedQuery("the query reads data that the session has cached")
-        plan = self._analyze_marked(insert_markers(self._text, references))
+        plan = self._analyze_text(insert_markers(self._text, references))
         scans = self._find_scans(references, plan)
         cube = self._request_cube(references, scans)
         if isinstance(cube, RewrittenQuery):
             return cube
         try:
-            has_stream = any(self._tables[mark].is_stream for mark in scans)
+            has_stream = any(self._tables[marker].is_stream for marker in scans)
             if not has_stream and not any(scan.condition is not None or scan.joins for scan in scans.values()):
                 raise UnsupportedQuery("the query has no table of a Seamark server whose files could be pruned")
             rewritten = self._request_plans(references, scans)
@@ -339,7 +340,7 @@ class _Query:
         query = _Query(self._spark, text, None, self._lease_s, self._max_kept_fraction, OFF)
         try:
             references = find_references(self._catalyst, text, self._catalyst.parse(text))
-            scans = query._find_scans(references, query._analyze_marked(insert_markers(text, references)))
+            scans = query._find_scans(references, query._analyze_text(insert_markers(text, references)))
         except (UnsupportedQuery, PlanTooLarge, PySparkException, Py4JError):
             return None
         filters = [scan.filter for scan in scans.values()]
@@ -348,10 +349,17 @@ class _Query:
     def _request_cube(
         self, references: Sequence[ReferencePosition], scans: Mapping[int, Scan]
     ) -> RewrittenQuery | CubeSummary | None:
-        """Return a query over a cube, or the reason why no cube is used, or None if no table has a cube."""
+        """Return a query over a cube, or the reason why no cube is used, or None if no table has a cube.
+
+        The query reads one table, or joins a fact table with dimension tables (a star join).
+
+        Args:
+            references: The references to tables in the text.
+            scans: The scan of each table, by the number of its reference.
+        """
         if self._cubes == OFF or self._is_write or self._args or len(references) != len(scans):
             return None
-        tables = [self._tables[mark] for mark in scans]
+        tables = [self._tables[marker] for marker in scans]
         if len({table.catalog for table in tables}) != 1:
             return None
         table = tables[0]
@@ -404,7 +412,7 @@ class _Query:
         except CUBE_FAILURES as error:
             return explain_failure(error)
 
-    def _analyze_marked(self, text: str) -> Node:
+    def _analyze_text(self, text: str) -> Node:
         """Analyse the query of the text without running it, and return the plan."""
         if self._is_write:
             return self._catalyst.analyze(find_query(self._catalyst, self._catalyst.parse(text)))
@@ -422,26 +430,29 @@ class _Query:
     # Tables of the query
 
     def _find_scans(self, references: Sequence[ReferencePosition], plan: Node) -> dict[int, Scan]:
-        """Return the scans of the query, by the numbers of the markers that `insert_markers` gave their tables."""
+        """Return the scans of the query, by the number of their reference to a table in the text.
+
+        The analysed text has a marker, which is an alias with this number, at each reference (`insert_markers`).
+        """
         plan = self._catalyst.inline_with(plan)
         if self._catalyst.has_current_time(plan):
-            # A DataFrame may run later and several times. Conditions with the current time hold for a day
-            # (`relative_times.py`).
+            # A DataFrame may run later and several times. The bounds of conditions with the current time are valid for
+            # one day (`relative_times.py`), so the plans must not be valid for longer.
             self._lease_s = min(self._lease_s, LEASE_S)
         self._find_tables(plan)
         reader = PlanReader(self._catalyst, self._find_marked_table)
         simplified_plan = self._catalyst.simplify(plan)
         reader.read(simplified_plan)
         uses = self._read_uses(simplified_plan)
-        by_mark: defaultdict[int, list[Table]] = defaultdict(list)
-        for read_table, mark in reader.tables.items():
-            by_mark[mark].append(read_table)
+        by_marker: defaultdict[int, list[Table]] = defaultdict(list)
+        for read_table, marker in reader.tables.items():
+            by_marker[marker].append(read_table)
         scans = {}
-        for mark, table in sorted(self._tables.items()):
-            marked_tables, reference = by_mark.get(mark, []), references[mark]
+        for marker, table in sorted(self._tables.items()):
+            marked_tables, reference = by_marker.get(marker, []), references[marker]
             # Literals of instants contain their zone, so the session's zone does not matter.
             condition = any_of(build_condition(part, utc=True) for part in marked_tables) if marked_tables else None
-            scans[mark] = Scan(
+            scans[marker] = Scan(
                 catalog=table.catalog,
                 schema=".".join(table.name[:-1]),
                 table=table.name[-1],
@@ -454,38 +465,41 @@ class _Query:
                 condition=limit_text(condition),
                 likes=list_string_likes(marked_tables),
                 joins=intersect_joins(
-                    [build_joins(part, partial(_find_mark, reader.tables, mark), utc=True) for part in marked_tables]
+                    [
+                        build_joins(part, partial(_find_marker, reader.tables, marker), utc=True)
+                        for part in marked_tables
+                    ]
                 ),
                 ref=reference.ref if table.ref is None else table.ref,
-                query_use=uses.get(mark, NO_USE),
+                query_use=uses.get(marker, NO_USE),
             )
         return scans
 
     def _read_uses(self, plan: Node) -> dict[int, TableUse]:
         """Return the uses of the tables for the query history, by marker. They do not change the query."""
         try:
-            return read_table_uses(self._catalyst, plan, self._marks)
+            return read_table_uses(self._catalyst, plan, self._markers)
         except (PySparkException, Py4JError) as error:
             _log.debug("the query history gets no columns and no aggregates of a query: %s", error)
             return {}
 
     def _find_tables(self, plan: Node) -> None:
-        """Find the tables at the markers.
+        """Find the table of each marker, an alias that the text has at each reference to a table.
 
         Tables that a view in the query also reads are left out, because a table is read at one snapshot.
         """
         catalyst, unmarked_names = self._catalyst, set()
-        for leaf, mark in catalyst.find_aliased_leaves(plan, parse_marker_number):
+        for leaf, marker in catalyst.find_aliased_leaves(plan, parse_marker_number):
             table = self._read_table(leaf)
             if table is None:
                 continue
             numbers = [number for number, _ in catalyst.list_attributes(leaf)]
-            if mark is None:
+            if marker is None:
                 unmarked_names.add(table.qualified_name)
-            elif self._tables.setdefault(mark, table) == table:
-                self._marks |= dict.fromkeys(numbers, mark)
+            elif self._tables.setdefault(marker, table) == table:
+                self._markers |= dict.fromkeys(numbers, marker)
         self._tables = {
-            mark: table for mark, table in self._tables.items() if table.qualified_name not in unmarked_names
+            marker: table for marker, table in self._tables.items() if table.qualified_name not in unmarked_names
         }
 
     def _find_marked_table(self, leaf: Node) -> MarkedTable | None:
@@ -495,17 +509,17 @@ class _Query:
             UnsupportedQuery: The leaf has no marker, but reads the same table as a marker. Both would need the same
                 plan.
         """
-        if not self._catalyst.is_relation(leaf):
+        if not self._catalyst.is_catalog_table(leaf):
             return None
         attributes = self._catalyst.list_attributes(leaf)
-        marks = {self._marks.get(number) for number, _ in attributes}
-        mark = marks.pop() if len(marks) == 1 else None
-        table = None if mark is None else self._tables.get(mark)
-        if table is not None and mark is not None:
+        markers = {self._markers.get(number) for number, _ in attributes}
+        marker = markers.pop() if len(markers) == 1 else None
+        table = None if marker is None else self._tables.get(marker)
+        if table is not None and marker is not None:
             return MarkedTable(
-                mark, {number: table.columns[name] for number, name in attributes if name in table.columns}
+                marker, {number: table.columns[name] for number, name in attributes if name in table.columns}
             )
-        table = self._read_table(leaf) if mark is None else None
+        table = self._read_table(leaf) if marker is None else None
         if table is not None and table.qualified_name in {marked.qualified_name for marked in self._tables.values()}:
             raise UnsupportedQuery("two of its relations read the same table and cannot be distinguished")
         return None
@@ -515,7 +529,7 @@ class _Query:
 
         A plan table is also not returned, because it is already the result of a plan.
         """
-        if not self._catalyst.is_relation(leaf):
+        if not self._catalyst.is_catalog_table(leaf):
             return None
         name, catalog = self._catalyst.read_identifier(leaf), leaf.catalog()
         if name is None or catalog.isEmpty():
@@ -574,39 +588,40 @@ class _Query:
         """Request plans from the server of each catalog, and put the names of the plan tables into the text.
 
         Args:
-            references: The references to tables in the text. Their indexes are the markers.
-            scans: The scans of these tables, by marker.
+            references: The references to tables in the text. The index of a reference is the number of its marker.
+            scans: The scans of these tables, by the number of the marker.
 
         Raises:
             UnsupportedQuery: There is no plan. The message is the reason of a server that has refused a plan.
         """
-        marks: dict[joining.PlannedScan, int] = {}
+        markers: dict[joining.PlannedScan, int] = {}
         plans: dict[joining.PlannedScan, TablePlanResponse] = {}
         dimensions: dict[joining.PlannedScan, tuple[Dimension, ...]] = {}
         refusal_reason = ""
-        for catalog in sorted({self._tables[mark].catalog for mark in scans}):
-            own_scans = {mark: scan for mark, scan in scans.items() if scan.catalog == catalog}
+        for catalog in sorted({self._tables[marker].catalog for marker in scans}):
+            own_scans = {marker: scan for marker, scan in scans.items() if scan.catalog == catalog}
             planned_scans = {
-                mark: joining.PlannedScan(scan, catalog, self._tables[mark].name) for mark, scan in own_scans.items()
+                marker: joining.PlannedScan(scan, catalog, self._tables[marker].name)
+                for marker, scan in own_scans.items()
             }
             catalog_dimensions, catalog_plans, reason = self._request_catalog_plans(catalog, planned_scans)
-            marks |= {planned_scan: mark for mark, planned_scan in planned_scans.items()}
+            markers |= {planned_scan: marker for marker, planned_scan in planned_scans.items()}
             plans |= catalog_plans
             dimensions |= catalog_dimensions
             refusal_reason = refusal_reason or reason
         if not plans:
             raise UnsupportedQuery(refusal_reason or "plans keep too many of the files")
         names = {
-            marks[planned_scan]: (planned_scan.catalog, *planned_scan.table[:-1], str(plan.name))
+            markers[planned_scan]: (planned_scan.catalog, *planned_scan.table[:-1], str(plan.name))
             for planned_scan, plan in plans.items()
         }
         return RewrittenQuery(
-            replace_names(self._text, {references[mark]: name for mark, name in names.items()}),
+            replace_names(self._text, {references[marker]: name for marker, name in names.items()}),
             write_summary(plans, dimensions),
             sum(plan.files for plan in plans.values()),
             sum(plan.considered_files for plan in plans.values()),
             self._is_write,
-            {name: self._tables[mark].schema_id for mark, name in names.items()},
+            {name: self._tables[marker].schema_id for marker, name in names.items()},
         )
 
     def _request_catalog_plans(
@@ -624,7 +639,7 @@ class _Query:
         """
         uri, token = self._read_setting(catalog, "uri"), self._read_setting(catalog, "token") or None
 
-        streams = {self._tables[mark].name for mark in planned_scans if self._tables[mark].is_stream}
+        streams = {self._tables[marker].name for marker in planned_scans if self._tables[marker].is_stream}
 
         async def request_plans() -> tuple[
             dict[joining.PlannedScan, tuple[Dimension, ...]], dict[joining.PlannedScan, TablePlanResponse], str
@@ -635,11 +650,11 @@ class _Query:
                 # Spark has loaded a stream table without the rows that wait for a flush, but plans include these rows.
                 stream_states = await requests.request_all({name: seamark.load_table(name) for name in streams})
                 states = {}
-                for mark, planned_scan in planned_scans.items():
+                for marker, planned_scan in planned_scans.items():
                     state = (
                         stream_states.get(planned_scan.table)
                         if planned_scan.table in streams
-                        else self._tables[mark].state
+                        else self._tables[marker].state
                     )
                     if state is not None:
                         states[planned_scan.scan.catalog, planned_scan.scan.schema, planned_scan.scan.table] = state
@@ -653,19 +668,21 @@ class _Query:
         return run_in_thread(request_plans())
 
 
-def _find_mark(marks: Mapping[Table, int], own_mark: int, table: Table) -> int | None:
-    """Return the marker of a table with which the table at the marker `own_mark` may be joined.
+def _find_marker(markers: Mapping[Table, int], own_marker: int, table: Table) -> int | None:
+    """Return the number of the reference to a joined table in the text.
+
+    Each reference in the text has a marker, which is an alias with the number of the reference.
 
     Args:
-        marks: The markers of the tables.
-        own_mark: The marker of the table whose joins are read.
+        markers: The numbers of the markers of the tables.
+        own_marker: The number of the marker of the table whose joins are read.
         table: The table on the other side of a join.
 
     Returns:
-        The marker, or None if `table` has the marker `own_mark` or no marker.
+        The number, or None if `table` has the marker `own_marker` or no marker.
     """
-    mark = marks.get(table)
-    return None if mark == own_mark else mark
+    marker = markers.get(table)
+    return None if marker == own_marker else marker
 
 
 def _read_analyzed_plan(frame: DataFrame) -> Node:
@@ -676,7 +693,7 @@ def _has_analyzed_schemas(catalyst: Catalyst, plan: Node, rewritten: RewrittenQu
     """Return whether each plan table exists and has the schema with which its conditions were read."""
     schema_ids = {}
     for leaf in catalyst.leaves(plan):
-        name = catalyst.read_identifier(leaf) if catalyst.is_relation(leaf) else None
+        name = catalyst.read_identifier(leaf) if catalyst.is_catalog_table(leaf) else None
         if name is not None and PLAN_MARK in name[-1]:
             schema_ids[(str(leaf.catalog().get().name()), *name)] = int(leaf.table().table().schema().schemaId())
     return schema_ids == rewritten.schemas

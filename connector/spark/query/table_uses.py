@@ -31,31 +31,32 @@ class _PlanTooLarge(Exception):
     """Raised if a plan has more than `_NODES_MAX` nodes."""
 
 
-def read_table_uses(catalyst: Catalyst, plan: Node, marks: Mapping[int, int]) -> dict[int, TableUse]:
-    """Return the uses of the tables of a plan, by their markers.
+def read_table_uses(catalyst: Catalyst, plan: Node, markers: Mapping[int, int]) -> dict[int, TableUse]:
+    """Return how a query uses each of its tables, for the query history: the columns, grouping keys and aggregates.
 
     Args:
         catalyst: Access to the plan.
         plan: The analysed plan.
-        marks: The marker of the table to which each attribute of a table belongs, by the id of the attribute.
+        markers: The number of the table to which each attribute belongs, by the id of the attribute. Tables are
+            numbered by their references in the query's text (the markers of `name_positions.py`).
 
     Returns:
-        The uses. The result is empty if the plan is too large.
+        The uses, by the numbers of the tables. The result is empty if the plan is too large.
     """
-    reader = _UseReader(catalyst, marks)
+    reader = _UseReader(catalyst, markers)
     try:
         reader.read(plan)
     except (_PlanTooLarge, RecursionError):
         return {}
-    return {mark: reader.build_use(mark) for mark in set(marks.values())}
+    return {marker: reader.build_use(marker) for marker in set(markers.values())}
 
 
 class _UseReader:
     """Reads the uses of the tables of one plan."""
 
-    def __init__(self, catalyst: Catalyst, marks: Mapping[int, int]) -> None:
+    def __init__(self, catalyst: Catalyst, markers: Mapping[int, int]) -> None:
         self._catalyst = catalyst
-        self._marks = marks
+        self._markers = markers
         self._nodes_left = _NODES_MAX
         self._columns: defaultdict[int, set[str]] = defaultdict(set)
         self._grouping: defaultdict[int, dict[str, None]] = defaultdict(dict)
@@ -66,11 +67,11 @@ class _UseReader:
         self._add_columns(self._catalyst.list_attributes(plan))
         self._read_node(plan)
 
-    def build_use(self, mark: int) -> TableUse:
-        columns = tuple(sorted(self._columns[mark]))
+    def build_use(self, marker: int) -> TableUse:
+        columns = tuple(sorted(self._columns[marker]))
         return TableUse(
-            tuple(sorted(self._grouping[mark])[:_KEYS_MAX]),
-            tuple(self._aggregates[mark])[:_KEYS_MAX],
+            tuple(sorted(self._grouping[marker])[:_KEYS_MAX]),
+            tuple(self._aggregates[marker])[:_KEYS_MAX],
             columns if len(columns) <= _COLUMNS_MAX else (),
         )
 
@@ -84,9 +85,11 @@ class _UseReader:
         if self._nodes_left < 0:
             raise _PlanTooLarge
         kind, children = self._catalyst.find_kind(node), self._catalyst.list_children(node)
-        child_marks = set().union(*map(self._read_node, children))
+        child_markers = set().union(*map(self._read_node, children))
         if not children:
-            return {self._marks[number] for number, _ in self._catalyst.list_attributes(node) if number in self._marks}
+            return {
+                self._markers[number] for number, _ in self._catalyst.list_attributes(node) if number in self._markers
+            }
         if self._has_subqueries:
             for subquery in to_list(node.subqueries()):
                 self._add_columns(self._catalyst.list_attributes(subquery))
@@ -99,8 +102,8 @@ class _UseReader:
             for child in children:
                 self._add_columns(self._catalyst.list_attributes(child))
         if kind == "Aggregate":
-            self._read_aggregate(node, child_marks)
-        return child_marks
+            self._read_aggregate(node, child_markers)
+        return child_markers
 
     def _find_computed(self, project: Node) -> list[tuple[int, str]]:
         """Return the ids and names of the attributes from which a projection computes new values.
@@ -115,25 +118,29 @@ class _UseReader:
 
     def _add_columns(self, attributes: Iterable[tuple[int, str]]) -> None:
         for number, name in attributes:
-            if number in self._marks and len(name) <= _NAME_CHARACTERS_MAX:
-                self._columns[self._marks[number]].add(name)
+            if number in self._markers and len(name) <= _NAME_CHARACTERS_MAX:
+                self._columns[self._markers[number]].add(name)
 
-    def _read_aggregate(self, node: Node, child_marks: set[int]) -> None:
-        """Add the grouping keys and the aggregates of an aggregation to the uses of the tables.
+    def _read_aggregate(self, node: Node, child_markers: set[int]) -> None:
+        """Record the grouping keys and the aggregates of an aggregation for the tables whose columns they use.
 
-        An aggregate of an expression is added without a column name to every table below the node.
+        An aggregate of an expression is recorded without a column name for every table below the node.
+
+        Args:
+            node: The aggregation.
+            child_markers: The numbers of the tables below the node.
         """
         for key in to_list(node.groupingExpressions()):
             for number, name in self._catalyst.list_references(key):
-                for mark in self._find_marks(number, name, child_marks):
-                    self._grouping[mark][name] = None
+                for marker in self._find_possible_tables(number, name, child_markers):
+                    self._grouping[marker][name] = None
         for aggregate in self._list_aggregates(to_list(node.aggregateExpressions())):
             function = aggregate.aggregateFunction()
             values = to_list(function.children())
             is_column = len(values) == 1 and self._catalyst.find_kind(values[0]) == "AttributeReference"
             (number, name) = next(iter(self._catalyst.list_references(values[0]))) if is_column else (0, "")
-            for mark in self._find_marks(number, name, child_marks) if is_column else child_marks:
-                self._aggregates[mark][_FUNCTIONS.get(self._catalyst.find_kind(function), _OTHER), name] = None
+            for marker in self._find_possible_tables(number, name, child_markers) if is_column else child_markers:
+                self._aggregates[marker][_FUNCTIONS.get(self._catalyst.find_kind(function), _OTHER), name] = None
 
     def _list_aggregates(self, outputs: list[Node]) -> Iterator[Node]:
         """Yield the aggregates in the outputs of an aggregation."""
@@ -146,13 +153,15 @@ class _UseReader:
             elif self._catalyst.find_kind(expression) != "AttributeReference":
                 pending_nodes += to_list(expression.children())[::-1]
 
-    def _find_marks(self, number: int, name: str, child_marks: set[int]) -> set[int]:
-        """Return the tables to which an attribute may belong.
+    def _find_possible_tables(self, attribute_id: int, name: str, child_markers: set[int]) -> set[int]:
+        """Return the numbers of the tables to which an attribute may belong.
+
+        The tables below the node have the numbers `child_markers`.
 
         ROLLUP and subqueries change the ids of attributes. An attribute with a new id may belong to each table below
         the node, and the server drops names that a table does not have.
         """
         if len(name) > _NAME_CHARACTERS_MAX:
             return set()
-        mark = self._marks.get(number)
-        return child_marks if mark is None else {mark}
+        marker = self._markers.get(attribute_id)
+        return child_markers if marker is None else {marker}

@@ -42,15 +42,15 @@ _NAN_PREDICATES = {
 """The predicates with the same results as comparisons with NaN, by operator. No value is greater than NaN."""
 
 
-class _Unfit(Exception):
-    """Raised if a filter is left to Spark."""
+class _FilterNotSupported(Exception):
+    """Raised if the data source cannot evaluate a filter. Spark then evaluates it."""
 
 
 def build_expression(spark_filter: spark.Filter, schema: Schema) -> Expression | None:
     """Return the filter as an expression that is bound to the schema, or None if it is left to Spark."""
     try:
         return bind(_convert(spark_filter, schema, negated=False), schema, (), case_sensitive=True)
-    except (_Unfit, BadRequest):
+    except (_FilterNotSupported, BadRequest):
         return None
 
 
@@ -69,12 +69,12 @@ def _convert(spark_filter: spark.Filter, schema: Schema, *, negated: bool) -> Ex
         case spark.StringStartsWith(path, value):
             column = _find_column(path, schema)
             if column.type != "string" or not isinstance(value, str):
-                raise _Unfit
+                raise _FilterNotSupported
             return _make_predicate(column, _choose_op(Op.STARTS_WITH, negated), value)
     if type(spark_filter) in _COMPARISON_OPS:
         column = _find_column(spark_filter.attribute, schema)  # type: ignore[attr-defined]
         return _compare(_choose_op(_COMPARISON_OPS[type(spark_filter)], negated), column, spark_filter.value)  # type: ignore[attr-defined]
-    raise _Unfit
+    raise _FilterNotSupported
 
 
 def _choose_op(op: Op, negated: bool) -> Op:
@@ -85,18 +85,18 @@ def _find_column(path: Sequence[str], schema: Schema) -> Column:
     """Return the column with this path of names.
 
     Raises:
-        _Unfit: There is no such column, or its name is ambiguous.
+        _FilterNotSupported: There is no such column, or its name is ambiguous.
     """
     fields: tuple[Field, ...] = schema.fields
     field: Field | None = None
     for name in path:
         field = next((candidate for candidate in fields if candidate.name == name), None)
         if field is None:
-            raise _Unfit
+            raise _FilterNotSupported
         fields = field.type.fields if isinstance(field.type, StructType) else ()
     column = None if field is None else schema.column(field.id)
     if column is None or schema.find_column_by_name(column.name) is not column:
-        raise _Unfit
+        raise _FilterNotSupported
     return column
 
 
@@ -121,11 +121,11 @@ def _compare_list(column: Column, values: Sequence[object], negated: bool) -> Ex
     """Return IN or, with `negated`, NOT IN. NaN in the list becomes a separate predicate, because IN never matches it.
 
     Raises:
-        _Unfit: A value has another type than the column, or the list contains only nulls.
+        _FilterNotSupported: A value has another type than the column, or the list contains only nulls.
     """
     literals = [_to_literal(column, value) for value in values if value is not None]
     if not literals:
-        raise _Unfit
+        raise _FilterNotSupported
     if negated and len(literals) < len(values):
         return FALSE  # NOT IN is never true if its list contains null.
     numbers = [literal for literal in literals if not _is_nan(literal)]
@@ -145,14 +145,15 @@ def _to_literal(column: Column, value: object) -> object:
     """Return the value in the JSON form of the column's type.
 
     Raises:
-        _Unfit: The value has another type than the column. A bool is an int in Python, so it is checked first.
+        _FilterNotSupported: The value has another type than the column. A bool is an int in Python, so it is checked
+            first.
     """
     kind = column.type if isinstance(column.type, str) else ""
     match value:
         case bool() if kind == "boolean":
             return value
         case bool():
-            raise _Unfit
+            raise _FilterNotSupported
         case int() if kind in ("int", "long"):
             return value
         case float() if kind in FLOATS:
@@ -168,7 +169,7 @@ def _to_literal(column: Column, value: object) -> object:
         case datetime() if kind == "timestamptz" and value.tzinfo is not None:
             return value.astimezone(UTC).isoformat()
         case datetime():
-            raise _Unfit
+            raise _FilterNotSupported
         case date() if kind == "date":
             return value.isoformat()
-    raise _Unfit
+    raise _FilterNotSupported

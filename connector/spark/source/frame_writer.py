@@ -308,7 +308,10 @@ def make_catalog_hint(first_level: str, catalog_names: Sequence[str]) -> str:
         return "give option('uri', …), the server's address, or add a catalog with seamark.spark.connect"
     similar_names = find_near_names(first_level, catalog_names, maximum=1)
     question = f"did you mean {similar_names[0]!r}? " if similar_names else ""
-    return f"{question}It has {', '.join(catalog_names)}; or give option('uri', …), the server's address"
+    return (
+        f"{question}The session has the catalogs {', '.join(catalog_names)}; or give option('uri', …), the server's "
+        "address"
+    )
 
 
 def _explain_not_found(spark: SparkSession, target: _Target, message: str) -> str:

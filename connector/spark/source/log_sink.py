@@ -97,8 +97,9 @@ class LogSinkOptions:
         destination = open_destination(client, table, APPEND)
         if not parse_bool(destination.target.properties, STREAM_ENABLED, False):
             raise InvalidRequest(f"{table} is not a stream table; set its property {STREAM_ENABLED} to true")
-        has_kind = all(column.name != _KIND_COLUMN for column in destination.target.schema.fields)
-        columns = [column for column in schema.fields if not (has_kind and column.name == _KIND_COLUMN)]
+        # If the table has no column of this name, the column of the rows states the kind of each change.
+        is_kind_separate = all(column.name != _KIND_COLUMN for column in destination.target.schema.fields)
+        columns = [column for column in schema.fields if not (is_kind_separate and column.name == _KIND_COLUMN)]
         check_fits(StructType(columns), destination.target)
         return LogSinkOptions(client, table, destination.target.table_uuid)
 

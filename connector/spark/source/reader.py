@@ -212,7 +212,7 @@ def check_schema(schema: spark_types.StructType, table: OpenTable) -> spark_type
     by_name = {column.name: column for column in table.schema.fields}
     for field in schema.fields:
         expected = (
-            _list_special_types(True).get(field.name)
+            _list_special_types(with_changes=True).get(field.name)
             if field.name not in by_name
             else convert_to_spark_type(by_name[field.name].type)
         )

@@ -54,7 +54,7 @@ class LogTask(InputPartition):
     def read(self) -> Iterator[pa.RecordBatch]:
         position = self.start
         while True:
-            step = self.reads.step(position, until=self.end)
+            step = self.reads.read_step(position, until=self.end)
             if step.is_end:
                 return
             position = step.position
@@ -109,7 +109,7 @@ class RowStreamReader(DataSourceStreamReader):
         return {}
 
     def initialOffset(self) -> dict[str, str]:  # noqa: N802
-        return {_POSITION: self._reads.begin(self._options.from_ or EARLIEST)}
+        return {_POSITION: self._reads.find_start(self._options.from_ or EARLIEST)}
 
     def latestOffset(self) -> dict[str, str]:  # noqa: N802
         return {_POSITION: self._reads.locate("latest")}
@@ -125,7 +125,7 @@ class RowStreamReader(DataSourceStreamReader):
         names = self._schema.fieldNames()
         fields = [columns[name] for name in names if name in columns]
         while True:
-            step = self._reads.step(position, until=end_position, limit_bytes=0)
+            step = self._reads.read_step(position, until=end_position, limit_bytes=0)
             if step.is_end:
                 return tasks
             if step.files is None:

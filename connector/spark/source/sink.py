@@ -106,7 +106,10 @@ class BatchWriter(DataSourceArrowWriter):
         self._options.into.commit(self._options.client, _join_files(messages), summary={"engine-name": "spark"})
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Delete nothing. The docstring of the module has the reason."""
+        """Delete nothing.
+
+        Spark also aborts a write after a commit with an unknown outcome, so a snapshot may refer to the files.
+        """
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -146,7 +149,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
             self._check_last(producer, answer["snapshot-id"])
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Delete nothing. The docstring of the module has the reason."""
+        """Delete nothing.
+
+        Spark also aborts a write after a commit with an unknown outcome, so a snapshot may refer to the files.
+        """
 
     def _check_last(self, producer: Producer, snapshot_id: int | None) -> None:
         """Check that an already committed batch is the last batch of its query.

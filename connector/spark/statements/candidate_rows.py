@@ -14,7 +14,7 @@ from seamark.connector.read.chosen_rows import read_chosen
 from seamark.connector.read.read_plan import plan_read
 from seamark.connector.read.scans import TaskReader
 from seamark.connector.read.tables import OpenTable, ScanTask, plan, restrict_to_rows
-from seamark.connector.spark.statements.targets import NotLocated
+from seamark.connector.spark.statements.targets import MustRunInIceberg
 from seamark.connector.write.row_locations import BatchKeys, MatchedRows, find_record_index, locate
 from seamark.formats.iceberg.expressions.expression import TRUE, Expression
 from seamark.formats.iceberg.types.schema import Field
@@ -26,7 +26,9 @@ PLACE = "_pos"
 
 @dataclass(frozen=True)
 class StatementLimits:
-    """The limits of a statement that changes located rows. A statement that exceeds a limit runs in Iceberg.
+    """The limits of a statement whose rows are located: their files and positions are known before it runs.
+
+    A statement that exceeds a limit runs in Iceberg.
 
     Attributes:
         rows: The maximum number of located rows, and of rows of a source. Both are in memory.
@@ -66,7 +68,8 @@ class CandidateRows:
         matched_rows = []
         for number in np.unique(self.files[order]):
             positions = self.positions[order[self.files[order] == number]]
-            matched_rows.append(MatchedRows(self.tasks[int(number)], positions, np.zeros_like(positions)))
+            # The caller uses only the positions, so the indexes of the keys are not set.
+            matched_rows.append(MatchedRows(self.tasks[int(number)], positions, keys=np.zeros_like(positions)))
         return matched_rows
 
 
@@ -85,7 +88,7 @@ def locate_by_keys(
         limits: The limits of the statement.
 
     Raises:
-        NotLocated: Too many rows would have to be read, or an index has rows that are not stored.
+        MustRunInIceberg: Too many rows would have to be read, or an index has rows that are not stored.
     """
     if keys.count and find_record_index(source_table.metadata, keys.fields) is None:
         _check_read(
@@ -109,7 +112,7 @@ def locate_by_keys(
         batch_lists = read_chosen(read_plan, source_table.storage, positions_by_task)
         values = pa.Table.from_batches([batch for batches in batch_lists for batch in batches], read_plan.arrow)
         if len(values) != count:
-            raise NotLocated("the index contains rows that are not stored")
+            raise MustRunInIceberg("the index contains rows that are not stored")
     columns = {name: values[name] for name in names_to_read} | {
         name: column.take(pa.array(ordinals)) for name, column in key_columns.items()
     }
@@ -125,7 +128,7 @@ def locate_by_filter(
     """Return the rows that match the filter.
 
     Raises:
-        NotLocated: Too many rows would have to be read.
+        MustRunInIceberg: Too many rows would have to be read.
     """
     tasks = _check_read(restrict_to_rows(client, source_table, where, plan(client, source_table, where)), limits)
     read_plan = plan_read(source_table, names, where, positions=True)
@@ -159,7 +162,7 @@ def _check_read(tasks: Iterator[ScanTask], limits: StatementLimits) -> list[Scan
         checked_tasks.append(task)
         rows += task.records
         if rows > limits.read_rows:
-            raise NotLocated(
+            raise MustRunInIceberg(
                 f"no index locates its rows: files with more than {limits.read_rows:,} rows would have to be read"
             )
     return checked_tasks
@@ -167,7 +170,7 @@ def _check_read(tasks: Iterator[ScanTask], limits: StatementLimits) -> list[Scan
 
 def _check_rows(count: int, limits: StatementLimits) -> None:
     if count > limits.rows:
-        raise NotLocated(f"the statement can change more than {limits.rows:,} stored rows")
+        raise MustRunInIceberg(f"the statement can change more than {limits.rows:,} stored rows")
 
 
 def _concatenate(parts: Sequence[Longs]) -> Longs:

@@ -17,7 +17,7 @@ from seamark.connector.spark.query.conditions import SparkColumn
 from seamark.connector.spark.scala import to_list
 from seamark.connector.spark.statements.key_values import fits_column
 from seamark.connector.spark.statements.plan_nodes import PlanBuilder
-from seamark.connector.spark.statements.targets import NotLocated
+from seamark.connector.spark.statements.targets import MustRunInIceberg
 from seamark.connector.write.latest_rows import read_column
 from seamark.connector.write.row_locations import BatchKeys
 
@@ -77,7 +77,7 @@ def collect_rows(catalyst: Catalyst, builder: PlanBuilder, plan: Node, role: str
         rows_max: The maximum number of rows. One more row is read, which shows whether there are more.
 
     Raises:
-        NotLocated: There are more than `rows_max` rows.
+        MustRunInIceberg: There are more than `rows_max` rows.
     """
     attributes = catalyst.list_attributes(plan)
     ids, names = tuple(number for number, _ in attributes), tuple(name for _, name in attributes)
@@ -101,7 +101,7 @@ def collect_rows(catalyst: Catalyst, builder: PlanBuilder, plan: Node, role: str
 
 def _check_count(rows: int, role: str, rows_max: int) -> None:
     if rows > rows_max:
-        raise NotLocated(f"the {role} has more than {rows_max:,} rows")
+        raise MustRunInIceberg(f"the {role} has more than {rows_max:,} rows")
 
 
 def find_ordinals(keys: BatchKeys, values: pa.Table, columns: Iterable[SparkColumn]) -> Longs:

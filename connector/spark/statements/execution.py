@@ -56,7 +56,7 @@ from seamark.connector.spark.statements.row_statements import (
     RowStatement,
     RowStatementReader,
 )
-from seamark.connector.spark.statements.targets import NotLocated, StatementTarget, make_commit_summary
+from seamark.connector.spark.statements.targets import MustRunInIceberg, StatementTarget, make_commit_summary
 from seamark.connector.write.latest_rows import find_latest_rows
 from seamark.connector.write.row_changes import COMMIT_ATTEMPTS_MAX, Report, RowChange, commit_row_change
 from seamark.connector.write.row_locations import BatchKeys, find_record_index, select_indexed_fields
@@ -88,7 +88,13 @@ class ExecutedStatement:
 
 @dataclass(frozen=True)
 class StatementExplanation:
-    """The way in which a statement would run."""
+    """The way in which a statement would run.
+
+    Attributes:
+        path: `located` (Seamark changes the rows that it has located), `indexed` (an INSERT OVERWRITE by Seamark's
+            writers) or `iceberg` (Spark runs the statement with Iceberg).
+        reason: The reason for this path.
+    """
 
     path: str
     reason: str
@@ -115,7 +121,7 @@ def execute(
     try:
         statement = _prepare(spark, text, args, limits)
         report = statement.commit()
-    except _Unprepared as error:
+    except _LeftToIceberg as error:
         _log.info("iceberg; %s", error)
         return ExecutedStatement(ICEBERG, str(error), None, run_text(spark, text, args))
     _log.info("%s; %s; %s", statement.path, statement.reason, report)
@@ -135,7 +141,7 @@ def explain(
     """
     try:
         return _prepare(spark, text, args, limits).plan()
-    except _Unprepared as error:
+    except _LeftToIceberg as error:
         return StatementExplanation(ICEBERG, str(error))
 
 
@@ -146,13 +152,13 @@ def is_change(catalyst: Catalyst, statement: Node) -> bool:
 
 
 def _prepare(spark: SparkSession, text: str, args: Any, limits: StatementLimits) -> _Statement:
-    with _convert_to_unprepared():
+    with _leave_errors_to_iceberg():
         if args:
-            raise NotLocated("the statement has parameters")
+            raise MustRunInIceberg("the statement has parameters")
         catalyst = Catalyst(spark)
         statement = catalyst.parse(text)
         if not is_change(catalyst, statement):
-            raise NotLocated("the statement is not a MERGE, UPDATE, DELETE or INSERT OVERWRITE")
+            raise MustRunInIceberg("the statement is not a MERGE, UPDATE, DELETE or INSERT OVERWRITE")
         return (
             _Overwrite(spark, statement)
             if catalyst.find_kind(statement) == INSERT
@@ -160,12 +166,19 @@ def _prepare(spark: SparkSession, text: str, args: Any, limits: StatementLimits)
         )
 
 
-class _Unprepared(Exception):
-    """Raised if Iceberg has to run the statement. The message is the reason, and nothing was committed."""
+class _LeftToIceberg(Exception):
+    """Raised if Seamark leaves the statement to Iceberg. The message is the reason, and nothing was committed."""
 
 
 class _Statement(Protocol):
-    """A statement that Seamark can run. Its methods raise `_Unprepared` for every error before a commit."""
+    """A statement that Seamark can run.
+
+    Its methods raise `_LeftToIceberg` for every error before a commit. Then Iceberg runs the statement.
+
+    Attributes:
+        path: The way in which the statement runs, as in `StatementExplanation`.
+        reason: The reason for this path.
+    """
 
     path: str
     reason: str
@@ -190,27 +203,27 @@ class _Overwrite:
         self._client = self.target.open_client(spark)
 
     def plan(self) -> StatementExplanation:
-        with _convert_to_unprepared():
+        with _leave_errors_to_iceberg():
             self._read_options()
             return StatementExplanation(INDEXED, self.reason)
 
     def commit(self) -> WriteReport:
         """Write the rows and commit them.
 
-        Every error for which certainly nothing was committed becomes `_Unprepared`, so that Iceberg runs the statement.
-        A refusal whose outcome is unknown (`left_open`) is raised unchanged.
+        If certainly nothing was committed, an error is raised as `_LeftToIceberg`, so that Iceberg runs the statement.
+        A refusal is raised unchanged if an earlier attempt of the same commit may have been successful.
         """
-        with _convert_to_unprepared():
+        with _leave_errors_to_iceberg():
             options = self._read_options()
         try:
             return self._statement.write(self._client, options)
         except Refused as error:
-            if error.left_open:
+            if error.has_unknown_earlier_outcome:
                 raise
-            raise _Unprepared(str(error)) from error
+            raise _LeftToIceberg(str(error)) from error
         except (PySparkException, Py4JError, Unwritable) as error:
             # Tasks raise this error, so it occurs before the commit.
-            raise _Unprepared(_summarize(error)) from error
+            raise _LeftToIceberg(_summarize(error)) from error
 
     def _read_options(self) -> Mapping[str, Any]:
         source_table = open_table(self._client, self._statement.target.levels, At())
@@ -240,9 +253,9 @@ class _LocatedStatement:
         return self._statement.target
 
     def plan(self) -> StatementExplanation:
-        with _convert_to_unprepared():
+        with _leave_errors_to_iceberg():
             source_table = open_table(self._client, self.target.levels, At())
-            mode = self._check_mode(
+            mode = self._check_target_and_read_mode(
                 source_table, create_target(source_table.metadata, source_table.storage, source_table.name)
             )
             keys_or_filter = self._find_keys_or_filter(source_table)
@@ -255,11 +268,11 @@ class _LocatedStatement:
             return StatementExplanation(LOCATED, self.reason, mode=mode)
 
     def commit(self) -> Report:
-        with _convert_to_unprepared():
+        with _leave_errors_to_iceberg():
             self._evaluate()
 
         def prepare(source_table: OpenTable, target: WriteTarget) -> RowChange:
-            with _convert_to_unprepared():
+            with _leave_errors_to_iceberg():
                 return self._prepare(source_table, target)
 
         return commit_row_change(
@@ -309,7 +322,7 @@ class _LocatedStatement:
         The rows are located by keys or by a filter. If the condition is true for exactly the rows with the keys, no
         condition is evaluated on them, and a DELETE reads no columns. Otherwise, Spark runs the query on these rows.
         """
-        mode = self._check_mode(source_table, target)
+        mode = self._check_target_and_read_mode(source_table, target)
         keys_or_filter = self._find_keys_or_filter(source_table)
         if isinstance(keys_or_filter, KeyValues):
             key_columns = self._find_index_columns(source_table, keys_or_filter) or list(keys_or_filter.names)
@@ -321,16 +334,20 @@ class _LocatedStatement:
                 [] if is_exact_key and self._statement.kind == DELETE else self._query.list_names(source_table.schema)
             )
             candidates = locate_by_keys(self._client, source_table, keys, names, self._limits)
-            changes = self._change_all(candidates, source_table, keys_or_filter, keys, values) if is_exact_key else None
+            changes = (
+                self._compute_exact_changes(candidates, source_table, keys_or_filter, keys, values)
+                if is_exact_key
+                else None
+            )
         else:
             scope, changes = keys_or_filter, None
             names = self._query.list_names(source_table.schema)
             candidates = locate_by_filter(self._client, source_table, keys_or_filter, names, self._limits)
         if changes is None:
-            changes = self._query.run(candidates, source_table, self._evaluate_replacements())
+            changes = self._query.run(candidates, source_table, self._insert_evaluated_rows())
         return write_changes(self._spark, changes, candidates, scope, source_table, target, mode)
 
-    def _change_all(
+    def _compute_exact_changes(
         self,
         candidates: CandidateRows,
         source_table: OpenTable,
@@ -338,7 +355,7 @@ class _LocatedStatement:
         keys: BatchKeys,
         values: pa.Table,
     ) -> ChangedRows | None:
-        """Return the changes of a statement whose condition is true for exactly the located rows.
+        """Compute the changes of a statement whose condition is true for exactly the located rows.
 
         Return None if Spark has to compute the join of a MERGE.
         """
@@ -346,25 +363,33 @@ class _LocatedStatement:
             return build_deletion(candidates)
         if self._statement.kind == UPDATE:
             return self._query.run_on_all(candidates, source_table)
-        if self._source is None or not all(number in self._source.columns for number in key_values.numbers):
+        if self._source is None or not all(number in self._source.columns for number in key_values.attribute_ids):
             return None
         ordinals = find_ordinals(keys, values, key_values.columns)
         return self._query.run_on_pairs(candidates, source_table, self._source, ordinals, self._limits.rows)
 
-    def _evaluate_replacements(self) -> list[tuple[Node, Node]]:
-        """Return pairs of a node of the query and a new node with the evaluated rows."""
+    def _insert_evaluated_rows(self) -> list[tuple[Node, Node]]:
+        """Put evaluated rows in place of the subqueries, or return a replacement for the source of a MERGE.
+
+        Returns:
+            A pair of the source of a MERGE and a node with its evaluated rows. The list is empty for other statements.
+        """
         if self._source is not None:
             return [(self._statement.source, self._source.plan)]
         self._insert_subqueries()
         return []
 
-    def _check_mode(self, source_table: OpenTable, target: WriteTarget) -> str:
-        """Check that the statement can change the table, and return the mode that the table's properties set."""
+    def _check_target_and_read_mode(self, source_table: OpenTable, target: WriteTarget) -> str:
+        """Check that the statement can change the table, and return the mode that the table's properties set.
+
+        Raises:
+            MustRunInIceberg: The table was altered, or the mode is unknown.
+        """
         self.target.check(source_table)
         properties = source_table.metadata.properties
         mode = properties.get(f"write.{self._statement.kind.lower()}.mode", COPY_ON_WRITE).lower()
         if mode not in MODES:
-            raise NotLocated(f"write.{self._statement.kind.lower()}.mode is {mode!r}")
+            raise MustRunInIceberg(f"write.{self._statement.kind.lower()}.mode is {mode!r}")
         return mode
 
     def _find_keys_or_filter(self, source_table: OpenTable) -> KeyValues | Expression:
@@ -374,7 +399,7 @@ class _LocatedStatement:
         index, a filter that the server plans, and keys without an index.
 
         Raises:
-            NotLocated: The condition gives neither keys nor a filter.
+            MustRunInIceberg: The condition gives neither keys nor a filter.
         """
         columns = self._match_columns(source_table)
         condition = self._statement.condition
@@ -383,16 +408,16 @@ class _LocatedStatement:
                 self._catalyst, self._builder, condition, columns, self._list_source_ids(), self._read_source_plan
             )
             if key_values is None:
-                raise NotLocated(
+                raise MustRunInIceberg(
                     "the ON clause does not compare a column of the table for equality with a value of the source"
                 )
-            return self._explain_keys(source_table, key_values)
+            return self._set_reason(source_table, key_values)
         candidates = find_condition_keys(self._catalyst, self._builder, condition, columns)
         indexed_candidates = [
             candidate for candidate in candidates if self._find_index_columns(source_table, candidate)
         ]
         if indexed_candidates:
-            return self._explain_keys(source_table, indexed_candidates[0])
+            return self._set_reason(source_table, indexed_candidates[0])
         part_conditions = [
             Conditions(self._catalyst).read(part, columns) for part in self._catalyst.list_operands(condition, "And")
         ]
@@ -401,8 +426,8 @@ class _LocatedStatement:
             self.reason = "the server plans its condition"
             return bind_exactly(write_sql(filter_text), source_table.schema)
         if candidates:
-            return self._explain_keys(source_table, candidates[0])
-        raise NotLocated("the condition does not restrict the rows that it can change")
+            return self._set_reason(source_table, candidates[0])
+        raise MustRunInIceberg("the condition does not restrict the rows that it can change")
 
     def _match_columns(self, source_table: OpenTable) -> dict[int, SparkColumn]:
         """Return the columns of the table that Spark compares as Iceberg does, by the ids of their attributes."""
@@ -416,7 +441,7 @@ class _LocatedStatement:
                 columns[number] = SparkColumn(name, kind)
         return columns
 
-    def _explain_keys(self, source_table: OpenTable, key_values: KeyValues) -> KeyValues:
+    def _set_reason(self, source_table: OpenTable, key_values: KeyValues) -> KeyValues:
         """Set `reason` to a description of the keys, and return the keys."""
         index = self._find_index_columns(source_table, key_values)
         self.reason = (
@@ -454,7 +479,7 @@ class _LocatedStatement:
             values_by_number |= {} if rows is None else rows.columns
         columns = {
             name: values_by_number[number]
-            for name, number in zip(key_values.names, key_values.numbers, strict=True)
+            for name, number in zip(key_values.names, key_values.attribute_ids, strict=True)
             if number is not None and number in values_by_number
         }
         if all(name in columns for name in names):
@@ -469,22 +494,27 @@ class _LocatedStatement:
         return find_latest_rows(fitting_rows.to_batches(), source_table.schema, names).keys
 
 
-class _convert_to_unprepared:  # noqa: N801
-    """A context manager that converts errors before a commit to `_Unprepared`."""
+class _leave_errors_to_iceberg:  # noqa: N801
+    """A context manager that raises each error of its block, which is before a commit, as `_LeftToIceberg`.
+
+    Iceberg then runs the statement. The rows of a statement are located if their files and positions are known.
+    """
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if error is None or isinstance(error, _Unprepared) or not isinstance(error, Exception):
+        if error is None or isinstance(error, _LeftToIceberg) or not isinstance(error, Exception):
             return
-        if isinstance(error, NotLocated):
-            raise _Unprepared(str(error)) from None
+        if isinstance(error, MustRunInIceberg):
+            raise _LeftToIceberg(str(error)) from None
         if isinstance(error, PySparkException | Py4JError):
-            raise _Unprepared(f"Spark refuses it on the located rows: {_summarize(error)}") from error
+            raise _LeftToIceberg(f"Spark refuses it on the located rows: {_summarize(error)}") from error
         if not isinstance(error, ClientError | ValueError):
-            _log.warning("The statement cannot be located, because of a bug; Iceberg runs it", exc_info=True)
-        raise _Unprepared(f"the rows cannot be located: {str(error)[:500]}") from error
+            _log.warning(
+                "The rows of the statement cannot be located, because of a bug; Iceberg runs it", exc_info=True
+            )
+        raise _LeftToIceberg(f"the rows cannot be located: {str(error)[:500]}") from error
 
 
 def _summarize(error: Exception) -> str:

@@ -36,12 +36,13 @@ class KeyValues:
     Attributes:
         columns: The columns of the changed table.
         make_plan: A function that returns the plan of the values. It is called only if the values are needed.
-        numbers: For each column, the id of the attribute with its values, or None if they come from another expression.
+        attribute_ids: For each column, the id of the attribute with its values, or None if they come from another
+            expression.
     """
 
     columns: tuple[SparkColumn, ...]
     make_plan: Callable[[], Node]
-    numbers: tuple[int | None, ...]
+    attribute_ids: tuple[int | None, ...]
     is_exact: bool = False
     """Whether the condition is true for exactly the stored rows with these values.
 
@@ -66,7 +67,7 @@ def find_join_keys(
     outputs: Iterable[int],
     source: Callable[[], Node],
 ) -> KeyValues | None:
-    """Return the values that a join's condition requires in columns of the target, as values of the source.
+    """Find the columns of a join's target that must equal an expression of the source, and return these values.
 
     Return None if the condition compares no column of the target for equality with a value of the source.
 

@@ -21,7 +21,7 @@ from seamark.connector.spark.query.conditions import Conditions, SparkColumn, fi
 from seamark.connector.spark.scala import to_list
 from seamark.connector.spark.statements.plan_nodes import PlanBuilder
 from seamark.connector.spark.statements.targets import (
-    NotLocated,
+    MustRunInIceberg,
     StatementTarget,
     check_session,
     find_relation_target,
@@ -42,7 +42,7 @@ class OverwriteStatement:
     """One INSERT OVERWRITE.
 
     Raises:
-        NotLocated: Iceberg must run the statement.
+        MustRunInIceberg: Iceberg must run the statement.
     """
 
     def __init__(self, spark: SparkSession, statement: Node) -> None:
@@ -50,30 +50,30 @@ class OverwriteStatement:
         self._spark, self._catalyst, self._builder = spark, Catalyst(spark), PlanBuilder(spark)
         command = self._catalyst.analyze(statement)
         if self._catalyst.find_kind(command) not in _KINDS:
-            raise NotLocated("Spark does not rewrite the statement to an overwrite of a table")
+            raise MustRunInIceberg("Spark does not rewrite the statement to an overwrite of a table")
         if not command.writeOptions().isEmpty():
-            raise NotLocated("the statement has write options")
+            raise MustRunInIceberg("the statement has write options")
         self._command = command
         self._relation = find_target_relation(spark, command.table())
         self.target: StatementTarget = find_relation_target(self._catalyst, self._relation)
         self.query: Node = command.query()
         if reads_table(self._catalyst, self.query, self.target):
-            raise NotLocated("the statement also reads the table that it changes")
+            raise MustRunInIceberg("the statement also reads the table that it changes")
 
     def make_options(self, source_table: OpenTable) -> Mapping[str, Any]:
         """Return the arguments of `frames.writes.write`: the mode, and the filter of the rows to replace.
 
         Raises:
-            NotLocated: Iceberg must run the statement.
+            MustRunInIceberg: Iceberg must run the statement.
         """
         self.target.check(source_table)
         if source_table.metadata.format_version == 1:
-            raise NotLocated("the table has format version 1")
+            raise MustRunInIceberg("the table has format version 1")
         if not read_definitions(source_table.metadata).enabled:
-            raise NotLocated("the table has no index whose files Seamark's writers would build")
+            raise MustRunInIceberg("the table has no index whose files Seamark's writers would build")
         if self._catalyst.find_kind(self._command) == "OverwritePartitionsDynamic":
             if len(source_table.metadata.partition_specs) > 1:
-                raise NotLocated("the table's files may have several partition specs")
+                raise MustRunInIceberg("the table's files may have several partition specs")
             return {"mode": OVERWRITE_PARTITIONS}
         return {"mode": OVERWRITE, "where": self._read_condition(source_table)}
 
@@ -84,7 +84,7 @@ class OverwriteStatement:
         of identity partitions.
 
         Raises:
-            NotLocated: The condition has another form.
+            MustRunInIceberg: The condition has another form.
         """
         condition = self._command.deleteExpr()
         if self._catalyst.find_kind(condition) == "Literal" and bool(condition.value()):
@@ -106,7 +106,7 @@ class OverwriteStatement:
                 or comparison.op not in _EQUALITIES
                 or comparison.transform != IDENTITY
             ):
-                raise NotLocated("the PARTITION clause is not an equality of identity partitions")
+                raise MustRunInIceberg("the PARTITION clause is not an equality of identity partitions")
             texts.append(write_sql(comparison))
         return " AND ".join(texts)
 

@@ -77,7 +77,8 @@ def find_needed_columns(catalyst: Catalyst, statement: RowStatement) -> list[str
                 )
         else:
             used_ids |= catalyst.list_reference_ids(node)
-        # The source of a MERGE has no stored row, so only the other side of the join is searched.
+        # The source of a MERGE has no stored row, so only the other side of the join is searched. If the MERGE only
+        # appends rows, Spark joins the source as the left side with the stored rows, otherwise as the right side.
         if statement.join is not None and node.fastEquals(statement.join):
             remaining_nodes.append(node.right() if statement.appends else node.left())
         else:
@@ -117,13 +118,16 @@ class ChangeQuery:
         )
 
     def run_on_all(self, candidates: CandidateRows, source_table: OpenTable) -> ChangedRows:
-        """Run an UPDATE whose condition is true for all located rows, without the condition."""
-        condition = self._statement.filter
-        assert condition is not None
+        """Run an UPDATE whose condition is true for all located rows.
+
+        The plan of the located rows replaces the filter node, so that Spark does not evaluate the condition.
+        """
+        filter_node = self._statement.filter
+        assert filter_node is not None
         rows = self._builder.replace_nodes(
-            condition.child(), [(self._statement.stored, self._build_located_plan(candidates, source_table))]
+            filter_node.child(), [(self._statement.stored, self._build_located_plan(candidates, source_table))]
         )
-        return self._run_query(source_table, [(condition, rows)])
+        return self._run_query(source_table, [(filter_node, rows)])
 
     def run_on_pairs(
         self, candidates: CandidateRows, source_table: OpenTable, source: CollectedRows, keys: Longs, pairs_max: int
@@ -146,19 +150,19 @@ class ChangeQuery:
         if join is None or candidates.keys is None or source.table is None:
             return None
         kind = str(join.joinType().toString())
-        marks = self._find_marks(join, kind)
+        # Spark adds columns to the stored rows, by which it recognises rows of the join that have a stored row.
+        added_columns = self._find_added_columns(join, kind)
         pairs = match_rows(candidates.keys, keys, pairs_max)
-        if marks is None or pairs is None or len(np.unique(pairs[0])) < len(pairs[0]):
+        if added_columns is None or pairs is None or len(np.unique(pairs[0])) < len(pairs[0]):
             return None
         stored_rows, source_rows = join_rows(kind, pairs, np.flatnonzero(~np.isin(keys, candidates.keys)))
         stored_values = candidates.values.take(pa.array(stored_rows, mask=stored_rows < 0))
         matched_source = source.table.take(pa.array(source_rows))
         fields, columns = self._convert_for_spark(stored_values, source_table.schema)
-        mark = pa.array(stored_rows >= 0, mask=stored_rows < 0)
-        return self._run_query(
-            source_table,
-            [(join, self._join_side_by_side(join, fields, [*columns, mark], source, matched_source, marks))],
-        )
+        # The last column is true if the row of the join has a stored row, and otherwise null.
+        stored_columns = [*columns, pa.array(stored_rows >= 0, mask=stored_rows < 0)]
+        joined_rows = self._join_side_by_side(join, fields, stored_columns, source, matched_source, added_columns)
+        return self._run_query(source_table, [(join, joined_rows)])
 
     def _join_side_by_side(
         self,
@@ -167,11 +171,12 @@ class ChangeQuery:
         stored_columns: Sequence[Any],
         source: CollectedRows,
         source_rows: pa.Table,
-        marks: Mapping[int, str],
+        added_columns: Mapping[int, str],
     ) -> Node:
-        """Return the rows of the join: columns of the stored rows and their marks, then columns of the source.
+        """Return the rows of the join: columns of the stored rows, then columns of the source.
 
-        The driver has already matched the rows, so row r of the stored columns belongs to row r of the source.
+        Spark adds two columns to the stored rows in its own join. The result has them too. The driver has already
+        matched the rows, so row r of the stored columns belongs to row r of the source.
 
         Args:
             join: The join of the query, whose attributes the result has.
@@ -179,7 +184,7 @@ class ChangeQuery:
             stored_columns: The columns of the stored rows, and a last column that is true for a stored row.
             source: The collected source, for its attributes.
             source_rows: The matched rows of the source.
-            marks: The kinds of the marks, by the ids of their attributes (`_find_marks`).
+            added_columns: The columns that Spark adds, by the ids of their attributes: `_IS_STORED` or `_ROW`.
         """
         kinds = [field.dataType for field in fields] + [spark_types.BooleanType()]
         kinds += [field.dataType for field in source.schema.fields]
@@ -191,29 +196,30 @@ class ChangeQuery:
         outputs = to_list(local.output())
         by_name = {field.name: output for field, output in zip(fields, outputs, strict=False)}
         by_id = self._key_by_id(by_name) | dict(zip(source.ids, outputs[len(fields) + 1 :], strict=True))
-        for number, kind_of_mark in marks.items():
-            by_id[number] = by_name[PLACE] if kind_of_mark == _ROW else outputs[len(fields)]
+        for attribute_id, added_column in added_columns.items():
+            by_id[attribute_id] = by_name[PLACE] if added_column == _ROW else outputs[len(fields)]
         return self._project_to_attributes(join, local, by_id)
 
-    def _find_marks(self, join: Node, kind: str) -> dict[int, str] | None:
-        """Return the kinds of the marks that the stored rows have in the join, by the ids of attributes.
+    def _find_added_columns(self, join: Node, kind: str) -> dict[int, str] | None:
+        """Return the columns that Spark adds to the stored rows in the join of a MERGE, by the ids of their attributes.
 
-        A mark is a column that Spark adds to the stored rows of a MERGE: true for each row, or the number of the row.
-        Return None if the join has an unknown form.
+        Such a column is true for each stored row (`_IS_STORED`), or it is the number of the row (`_ROW`). Return None
+        if the join has an unknown form.
         """
         if kind in (_INNER, _RIGHT_OUTER):
-            return self._read_marks(join.left())
+            return self._read_added_columns(join.left())
         return {} if kind == _LEFT_ANTI and self._is_stored(join.right()) else None
 
-    def _read_marks(self, side: Node) -> dict[int, str] | None:
-        """Return the kinds of the marks that a side of the join adds to the stored rows, by the ids of attributes.
+    def _read_added_columns(self, side: Node) -> dict[int, str] | None:
+        """Return the columns that Spark adds to the stored rows on one side of a join, by the ids of their attributes.
 
-        Return None if the side has a further column, or a filter with a part of the ON.
+        Such a column is true for each stored row (`_IS_STORED`), or it is the number of the row (`_ROW`). Return None
+        if the side has a further column, or a filter with a part of the ON.
         """
         if self._catalyst.find_kind(side) != "Project" or not self._is_stored(side.child()):
             return None
         stored_ids = {number for number, _ in self._catalyst.list_attributes(self._statement.stored)}
-        marks = {}
+        added_columns = {}
         for place, (number, _) in enumerate(self._catalyst.list_attributes(side)):
             if number in stored_ids:
                 continue
@@ -221,12 +227,12 @@ class ChangeQuery:
             if self._catalyst.find_kind(output) != "Alias":
                 return None
             if self._is_true(output.child()):
-                marks[number] = _IS_STORED
+                added_columns[number] = _IS_STORED
             elif self._catalyst.find_kind(output.child()) == "MonotonicallyIncreasingID":
-                marks[number] = _ROW
+                added_columns[number] = _ROW
             else:
                 return None
-        return marks
+        return added_columns
 
     def _is_stored(self, node: Node) -> bool:
         """Return whether the node returns all stored rows. Spark may add a filter that is always true."""
@@ -238,7 +244,7 @@ class ChangeQuery:
         return self._catalyst.find_kind(expression) == "Literal" and expression.value() is True
 
     def _build_located_plan(self, candidates: CandidateRows, source_table: OpenTable) -> Node:
-        """Return the located rows with the attributes of the stored rows."""
+        """Return a Spark plan with the located rows. Its attributes have the ids of the leaf with the stored rows."""
         fields, columns = self._convert_for_spark(candidates.values, source_table.schema)
         plan = self._builder.build_local_rows(
             pa.table(columns, names=[field.name for field in fields]), spark_types.StructType(fields)
@@ -255,18 +261,23 @@ class ChangeQuery:
         attributes = self._catalyst.list_attributes(self._statement.stored)
         return {number: by_name[name] for number, name in attributes if name in by_name}
 
-    def _run_query(self, source_table: OpenTable, new: Sequence[tuple[Node, Node]]) -> ChangedRows:
+    def _run_query(self, source_table: OpenTable, replacements: Sequence[tuple[Node, Node]]) -> ChangedRows:
         """Run the query with these nodes replaced, and return the changes in its result.
 
         The result has a row for each change, with the operation in a column. If the query only appends rows, it has no
-        such column, and all its rows are new. An UPDATE both deletes the old row and adds the new row.
+        such column, and all its rows are new. An update of a row is one change, which deletes the old row and adds the
+        new row, or two changes: `_DELETE` and `_REINSERT`. The column `PLACE` has the index of the old row among the
+        located rows.
+
+        Args:
+            source_table: The table.
+            replacements: Pairs of a node of the query and its replacement.
         """
-        query = self._builder.replace_nodes(self._statement.query, new)
+        query = self._builder.replace_nodes(self._statement.query, replacements)
         names = [field.name for field in source_table.schema.fields]
         if self._statement.appends:
-            return ChangedRows(
-                np.zeros(0, dtype=np.int64), self._builder.frame(query).toArrow().rename_columns(names), 0
-            )
+            appended_rows = self._builder.frame(query).toArrow().rename_columns(names)
+            return ChangedRows(deleted=np.zeros(0, dtype=np.int64), new=appended_rows, updated=0)
         outputs = {name: place for place, (_, name) in enumerate(self._catalyst.list_attributes(query))}
         output_names = [OPERATION, *(name for name in (*names, PLACE, ROW_ID_NAME) if name in outputs)]
         output = query.output()
@@ -278,11 +289,11 @@ class ChangeQuery:
         if not (deletes | adds).all():
             raise ValueError(f"Spark's query returned an unknown operation: {sorted(set(operation.tolist()))}")
         new_names = [name for name in (*names, ROW_ID_NAME) if name in outputs]
-        new = result.select(new_names).filter(pa.array(adds)) if adds.any() else result.select([]).slice(0, 0)
+        added_rows = result.select(new_names).filter(pa.array(adds)) if adds.any() else result.select([]).slice(0, 0)
         return ChangedRows(
-            result[PLACE].filter(pa.array(deletes)).to_numpy().astype(np.int64),
-            new,
-            int(np.count_nonzero(operation == _REINSERT) + np.count_nonzero(operation == _UPDATE)),
+            deleted=result[PLACE].filter(pa.array(deletes)).to_numpy().astype(np.int64),
+            new=added_rows,
+            updated=int(np.count_nonzero(operation == _REINSERT) + np.count_nonzero(operation == _UPDATE)),
         )
 
     def _convert_for_spark(self, values: pa.Table, schema: Schema) -> tuple[list[spark_types.StructField], list[Any]]:
@@ -322,7 +333,7 @@ class ChangeQuery:
 
 def build_deletion(candidates: CandidateRows) -> ChangedRows:
     """Return the changes of a DELETE whose condition is true for all located rows."""
-    return ChangedRows(np.arange(len(candidates.positions)), pa.table({}), 0)
+    return ChangedRows(deleted=np.arange(len(candidates.positions)), new=pa.table({}), updated=0)
 
 
 def match_rows(stored_ordinals: Longs, source: Longs, pairs_max: int) -> tuple[Longs, Longs] | None:

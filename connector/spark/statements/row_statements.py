@@ -20,7 +20,7 @@ from seamark.connector.spark.scala import to_list
 from seamark.connector.spark.statements.plan_nodes import PlanBuilder
 from seamark.connector.spark.statements.targets import (
     SPARK_TABLE,
-    NotLocated,
+    MustRunInIceberg,
     StatementTarget,
     check_session,
     find_relation_target,
@@ -79,15 +79,18 @@ class RowStatementReader:
     def read(self, statement: Node) -> RowStatement:
         """Return the query of a parsed statement. If Spark cannot analyse it, the error is Spark's error.
 
+        The statement is analysed with a copy of the table that has the mode merge-on-read, because Spark rewrites it
+        to a query of the changed rows only in this mode.
+
         Raises:
-            NotLocated: Iceberg has to run the statement.
+            MustRunInIceberg: Iceberg has to run the statement.
         """
         kind = KINDS[self._catalyst.find_kind(statement)]
         check_session(self._spark)
         if kind == MERGE and bool(statement.withSchemaEvolution()):
-            raise NotLocated("the statement may change the table's schema")
+            raise MustRunInIceberg("the statement may change the table's schema")
         if kind == MERGE and not statement.notMatchedBySourceActions().isEmpty():
-            raise NotLocated("WHEN NOT MATCHED BY SOURCE can change every stored row")
+            raise MustRunInIceberg("WHEN NOT MATCHED BY SOURCE can change every stored row")
         name = self._make_name_node(statement.targetTable() if kind == MERGE else statement.table())
         table = self._catalyst.analyze(name)
         relation = find_target_relation(self._spark, table)
@@ -111,7 +114,7 @@ class RowStatementReader:
         while self._catalyst.find_kind(node) == "SubqueryAlias":
             node = node.child()
         if self._catalyst.find_kind(node) != "UnresolvedRelation":
-            raise NotLocated("the target is not the name of a table")
+            raise MustRunInIceberg("the target is not the name of a table")
         return node
 
     def _copy_with_merge_on_read(self, table: Node) -> Node:
@@ -139,12 +142,24 @@ class RowStatementReader:
     # The query
 
     def _read_rewritten(self, kind: str, target: StatementTarget, plan: Node, copy: Node) -> RowStatement:
-        """Return the query in the plan to which Spark has rewritten the statement."""
+        """Return the query in the plan to which Spark has rewritten the statement.
+
+        Args:
+            kind: MERGE, UPDATE or DELETE.
+            target: The table that the statement changes.
+            plan: The plan of the statement after Spark's analysis.
+            copy: The leaf with the copy of the table, with which the statement was analysed.
+
+        Raises:
+            MustRunInIceberg: Iceberg has to run the statement.
+        """
         catalyst = self._catalyst
         plan = self._builder.replace_current_time(catalyst.inline_with(plan))
         command = catalyst.find_kind(plan)
         if command not in ("WriteDelta", "AppendData"):
-            raise NotLocated(f"Spark does not rewrite it to changes of rows, but to {command or 'another command'}")
+            raise MustRunInIceberg(
+                f"Spark does not rewrite it to changes of rows, but to {command or 'another command'}"
+            )
         query = plan.query()
         stored_leaf = self._find_stored(query, target, copy)
         if kind == MERGE:
@@ -158,20 +173,25 @@ class RowStatementReader:
     def _find_stored(self, query: Node, target: StatementTarget, copy: Node) -> Node:
         """Return the leaf of the query that reads the stored rows.
 
+        Args:
+            query: The query that returns the changed rows.
+            target: The table that the statement changes.
+            copy: The leaf with the copy of the table, with which the statement was analysed.
+
         Raises:
-            NotLocated: Another part of the statement reads the table.
+            MustRunInIceberg: Another part of the statement reads the table.
         """
         stored_leaves = []
         for leaf in self._catalyst.leaves(query):
-            if not self._catalyst.is_relation(leaf):
+            if not self._catalyst.is_catalog_table(leaf):
                 continue
             table, kind = leaf.table(), self._catalyst.read_class_name(leaf.table())
             if kind == _OPERATION_TABLE or leaf.fastEquals(copy):
                 stored_leaves.append(leaf)
             elif kind == SPARK_TABLE and str(table.table().uuid()) == target.uuid:
-                raise NotLocated("the statement also reads the table that it changes")
+                raise MustRunInIceberg("the statement also reads the table that it changes")
         if len(stored_leaves) != 1:
-            raise NotLocated("the statement also reads the table that it changes")
+            raise MustRunInIceberg("the statement also reads the table that it changes")
         return stored_leaves[0]
 
     def _find_above(self, query: Node, leaf: Node, kind: str) -> Node:
@@ -185,7 +205,7 @@ class RowStatementReader:
                     node = child
                     break
             else:
-                raise NotLocated("the stored rows are read in a subquery")
+                raise MustRunInIceberg("the stored rows are read in a subquery")
         if ancestor is None:
-            raise NotLocated("the statement has no condition")
+            raise MustRunInIceberg("the statement has no condition")
         return ancestor

@@ -25,8 +25,8 @@ _RESERVED = frozenset(
 _FORMAT = "write.format.default"
 
 
-class NotLocated(Exception):
-    """Raised if Iceberg has to run the statement. The message is the reason."""
+class MustRunInIceberg(Exception):
+    """Raised if Seamark cannot run a statement, so that Iceberg has to run it. The message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -56,23 +56,23 @@ class StatementTarget:
         """Check that the table is still the analysed table, and that Seamark can write it.
 
         Raises:
-            NotLocated: The table was altered, or its files are not Parquet files.
+            MustRunInIceberg: The table was altered, or its files are not Parquet files.
         """
         if (source_table.metadata.table_uuid, source_table.metadata.current_schema_id) != (self.uuid, self.schema_id):
-            raise NotLocated("the table was altered after the analysis")
+            raise MustRunInIceberg("the table was altered after the analysis")
         properties = source_table.metadata.properties
         if properties.get(_FORMAT, "parquet").lower() != "parquet":
-            raise NotLocated(f"{_FORMAT} is {properties[_FORMAT]!r}; Seamark writes Parquet files")
+            raise MustRunInIceberg(f"{_FORMAT} is {properties[_FORMAT]!r}; Seamark writes Parquet files")
 
 
 def check_session(spark: SparkSession) -> None:
     """Check that the session's settings do not change the meaning of statements.
 
     Raises:
-        NotLocated: The session writes to another branch, or commits without publishing.
+        MustRunInIceberg: The session writes to another branch, or commits without publishing.
     """
     if any(spark.conf.get(name, None) for name in _SETTINGS):
-        raise NotLocated("the session writes to another branch, or commits without publishing")
+        raise MustRunInIceberg("the session writes to another branch, or commits without publishing")
 
 
 def make_commit_summary(spark: SparkSession) -> dict[str, str]:
@@ -88,13 +88,13 @@ def find_target_relation(spark: SparkSession, table: Node) -> Node:
     """Return the relation below a resolved table node.
 
     Raises:
-        NotLocated: The relation is not the current state of a table of a Seamark catalog.
+        MustRunInIceberg: The relation is not the current state of a table of a Seamark catalog.
     """
     catalyst = Catalyst(spark)
     while catalyst.find_kind(table) == "SubqueryAlias":
         table = table.child()
-    if not catalyst.is_relation(table) or table.catalog().isEmpty() or table.identifier().isEmpty():
-        raise NotLocated("the target is not a table of a Seamark catalog")
+    if not catalyst.is_catalog_table(table) or table.catalog().isEmpty() or table.identifier().isEmpty():
+        raise MustRunInIceberg("the target is not a table of a Seamark catalog")
     catalog = table.catalog().get()
     uri = str(spark.conf.get(f"spark.sql.catalog.{catalog.name()}.uri", "") or "")
     if (
@@ -103,11 +103,11 @@ def find_target_relation(spark: SparkSession, table: Node) -> Node:
         or catalyst.read_class_name(table.table()) != SPARK_TABLE
         or table.timeTravelSpec().isDefined()
     ):
-        raise NotLocated("the target is not a table of a Seamark catalog")
+        raise MustRunInIceberg("the target is not a table of a Seamark catalog")
     if table.table().branch() is not None:
-        raise NotLocated("the target is a branch")
+        raise MustRunInIceberg("the target is a branch")
     if reserved_names := _RESERVED & {name for _, name in catalyst.list_attributes(table)}:
-        raise NotLocated(f"the table has a column {min(reserved_names)}, but Iceberg or Spark reserves this name")
+        raise MustRunInIceberg(f"the table has a column {min(reserved_names)}, but Iceberg or Spark reserves this name")
     return table
 
 
@@ -122,7 +122,7 @@ def find_relation_target(catalyst: Catalyst, relation: Node) -> StatementTarget:
 def reads_table(catalyst: Catalyst, plan: Node, target: StatementTarget) -> bool:
     """Return whether the plan reads the target."""
     return any(
-        catalyst.is_relation(leaf)
+        catalyst.is_catalog_table(leaf)
         and catalyst.read_class_name(leaf.table()) == SPARK_TABLE
         and str(leaf.table().table().uuid()) == target.uuid
         for leaf in catalyst.leaves(plan)

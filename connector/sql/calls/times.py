@@ -54,7 +54,7 @@ def _translate_addition(expressions: Expressions, node: exp.Expr, scope: NameSco
     value = expressions.translate_value(node.this, scope)
     if not value.type.is_time:
         raise UnsupportedInDuckDB(f"{describe(node)} is not translated for the type {value.type}")
-    return shift_by_interval(expressions.read_in_utc(value, node), interval, sign, node)
+    return shift_by_interval(expressions.require_utc(value, node), interval, sign, node)
 
 
 def _translate_last_day(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:

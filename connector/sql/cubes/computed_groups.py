@@ -81,7 +81,7 @@ class ComputedGroups:
     def find_or_compute(
         self, client: SeamarkClient, table: OpenTable, cube: IndexDefinition, files: Sequence[ScanTask]
     ) -> dict[int, pa.RecordBatch]:
-        """Return the groups of files, by their numbers in `files`. Rows have to be read of the files without groups.
+        """Return the groups of files, by their indexes in `files`. The caller must read the rows of all other files.
 
         The groups of a file are computed if a query of the session has read its rows before. They are computed at the
         first query if the cube has attributes of dimension tables that are in memory, because the rows would have to be

@@ -33,7 +33,11 @@ from seamark.formats.iceberg.expressions.expression import (
     join_by_and,
 )
 from seamark.formats.index.definitions import IndexDefinition, read_definitions
-from seamark.formats.index.keys.group_conditions import get_group_column_name, rename_condition, to_group_condition
+from seamark.formats.index.keys.group_conditions import (
+    get_group_column_name,
+    to_group_condition,
+    translate_dimension_condition,
+)
 from seamark.formats.index.keys.hashing import compute_file_ids
 from seamark.formats.index.kinds.cube import build_entry_schema
 from seamark.formats.index.kinds.kinds import KINDS
@@ -146,7 +150,7 @@ def plan_cube(
         reads = planner.plan()
         return reads, None if choice is None else CubeSummary(None, 0, _count_files(reads), str(choice))
     # Reading the groups takes less time than requesting plans of the joins, which could only leave out files.
-    reads = planner.plan(joins=False, skipped_numbers=choice.query.replaced)
+    reads = planner.plan(joins=False, skipped_numbers=choice.query.joined_in_groups)
     try:
         cube_plan = _read_groups(client, query, reads, choice.cube, choice.query, planner, computed_groups)
         return cube_plan.reads, cube_plan
@@ -182,7 +186,9 @@ def _choose(
     *,
     floats: bool,
 ) -> CubeChoice:
-    """Return the cube that answers a query: a cube of the largest table with the fewest dimensions, if possible.
+    """Return the first cube that can answer a query.
+
+    The cubes of the table with the most bytes are tried first, in the order of their number of dimensions.
 
     Args:
         tree: The query.
@@ -270,7 +276,7 @@ def _read_groups(
         if facts.tasks[number].deletes
     )
     if row_tasks or deleted_tasks:
-        deleted_rows = _count_removed_rows(deleted_tasks)
+        deleted_rows = _count_rows_to_find_deletes(deleted_tasks)
         rows = sum(task.records for task in row_tasks) + groups_cost + deleted_rows
         planned_rows = sum(task.records for task in facts.tasks)
         if planned_rows > CUBE_UNCHECKED_ROWS_MAX and rows > _SMALL_TABLE_MAX_FRACTION * planned_rows:
@@ -283,10 +289,12 @@ def _read_groups(
                     f"{groups.num_rows:,} groups; without the cube, {rows_without_cube:,} rows are read",
                     joined_reads,
                 )
-    if (row_tasks or deleted_tasks) and cube_query.replaced:
-        planned_reads = planner.plan(joins=False, skipped_numbers=cube_query.tables.keys() - cube_query.replaced)
+    if (row_tasks or deleted_tasks) and cube_query.joined_in_groups:
+        planned_reads = planner.plan(
+            joins=False, skipped_numbers=cube_query.tables.keys() - cube_query.joined_in_groups
+        )
         reads = [
-            planned_reads[number] if number in cube_query.replaced else table_read
+            planned_reads[number] if number in cube_query.joined_in_groups else table_read
             for number, table_read in enumerate(reads)
         ]
     remaining = {number: replace(reads[number], table=table) for number, table in cube_query.tables.items()}
@@ -307,8 +315,8 @@ def _read_groups(
 def _find_condition(reads: Sequence[PlannedTableRead], cube: IndexDefinition, cube_query: CubeQuery) -> Expression:
     """Return a condition that is true for each group that the query needs.
 
-    It consists of the filter of the facts, and of the filters of replaced tables. The columns of the latter are renamed
-    to the columns of the groups that contain their attributes.
+    It consists of the filter of the fact table, and of the filters of the dimension tables whose attributes the groups
+    contain. The columns of these dimension tables are renamed to the columns of the groups.
     """
     parts = [to_group_condition(reads[cube_query.facts].where, cube.terms)]
     for number, attributes in cube_query.attributes.items():
@@ -322,7 +330,7 @@ def _find_condition(reads: Sequence[PlannedTableRead], cube: IndexDefinition, cu
             column = attributes.get(fields.get(predicate.column_id, ""))
             return None if column is None else int(column[1:])
 
-        parts.append(rename_condition(reads[number].where, find_dimension_number))
+        parts.append(translate_dimension_condition(reads[number].where, find_dimension_number))
     return join_by_and(*parts)
 
 
@@ -340,8 +348,9 @@ def _select_groups(batch: pa.RecordBatch, condition: Expression, columns: Sequen
     return groups.select(list(columns))
 
 
-def _count_removed_rows(tasks: Sequence[ScanTask]) -> int:
-    """Return the number of rows that are read to find the deleted rows of files. It is at most the rows of the files.
+def _count_rows_to_find_deletes(tasks: Sequence[ScanTask]) -> int:
+    """Return the number of rows that are read to find the deleted rows of files, at most all rows of the files.
+
     Equality deletes are compared with each row of a file. A position delete file contains the positions of the deleted
     rows, and may apply to several data files.
     """

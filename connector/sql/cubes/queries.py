@@ -22,11 +22,18 @@ from sqlglot import exp
 from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.cubes.attributes import ReplacedTable, list_qualifiers, list_sources
 from seamark.connector.cubes.dialects import NotFromCube as NotFromCube
-from seamark.connector.cubes.sketch_calls import write_count
+from seamark.connector.cubes.sketch_calls import format_count_sql
 from seamark.connector.cubes.times import TimeDimension, replace_times
 from seamark.connector.read.tables import OpenTable
-from seamark.connector.sql.arithmetic import divide_decimals, sum_decimals
 from seamark.connector.sql.cubes.dimensions import find_field, list_columns_by_id, remove_tables
+from seamark.connector.sql.cubes.partial_sql import (
+    combine_average,
+    combine_extremes,
+    combine_sum,
+    count_value,
+    find_sum_type,
+    truncate_time,
+)
 from seamark.connector.sql.expressions import Expressions
 from seamark.connector.sql.functions import sketch_value, translate_function
 from seamark.connector.sql.queries import WITHOUT_PUSHDOWN, Translation
@@ -42,19 +49,13 @@ from seamark.connector.sql.scopes import (
 from seamark.connector.sql.types import (
     BIGINT,
     BOOLEAN,
-    DOUBLE,
-    PRECISION_MAX,
-    REAL,
     VARBINARY,
-    ZONED,
     SqlType,
     UnsupportedInDuckDB,
-    as_decimal,
     from_iceberg,
-    make_decimal,
     name_duckdb_type,
 )
-from seamark.connector.sql.values import cast, check_args
+from seamark.connector.sql.values import check_args
 from seamark.formats.iceberg.types.schema import Field, Schema
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.index.definitions import IndexDefinition
@@ -107,10 +108,11 @@ class CubeQuery:
         corrected: The query over groups with the deleted rows subtracted, or None if they cannot be subtracted.
         tables: The references to tables, with the columns that are read from rows. The keys are their numbers in the
             translation without a cube.
-        facts: The number of the reference that is read as groups.
-        attributes: The columns of entries by the name of the attribute, by the number of the table. These tables are
-            joined only with rows of the facts, because the groups contain their attributes.
-        columns: The columns of entries that the query uses, in the order of the entries.
+        facts: The number of the reference to the fact table, which is read as groups.
+        attributes: The columns of the groups that have attributes of dimension tables: `{1: {"country": "d2"}}` if the
+            groups have the column `country` of table 1 as column `d2`. These tables are joined only with the rows of
+            files that the cube does not cover.
+        columns: The columns of the groups that the query uses, such as `d2` or `m0`, in the order of the cube.
     """
 
     text: str
@@ -122,18 +124,19 @@ class CubeQuery:
     columns: tuple[str, ...]
 
     @property
-    def replaced(self) -> frozenset[int]:
-        """The numbers of the tables whose attributes the groups contain."""
+    def joined_in_groups(self) -> frozenset[int]:
+        """The numbers of the dimension tables whose attributes the groups contain, so groups need no join with them."""
         return frozenset(self.attributes)
 
 
 @dataclass(frozen=True)
 class CorrectedQuery:
-    """A query over groups with the deleted rows subtracted.
+    """A query that subtracts the deleted rows of files from the groups in which the cube has already counted them.
 
     Attributes:
-        text: The query in DuckDB's SQL, over the groups, the deleted rows and the rows of other files.
-        columns: The columns of entries that the query uses, in the order of the entries.
+        text: The query in DuckDB's SQL, over the groups, the deleted rows and the rows of files without groups.
+        columns: The columns of the groups that the query uses: dimensions (`d0` …), and then partial aggregates
+            (`m0` …).
     """
 
     text: str
@@ -142,19 +145,20 @@ class CorrectedQuery:
 
 @dataclass(frozen=True)
 class _UsedPartial:
-    """A partial aggregate that the query uses.
+    """A partial aggregate of the groups that the query uses, such as the sum of `price` in each group.
 
     Attributes:
         partial: The partial aggregate.
-        column: The column of entries with the partial aggregate.
-        row: The partial aggregate of one row, in DuckDB's SQL.
-        kind: The type of the partial aggregate in the union.
+        column: The column of the groups with the partial aggregate, such as `m1`.
+        row_sql: The partial aggregate of one row, in DuckDB's SQL. Rows of files without groups become groups of one
+            row.
+        kind: The type of this column in the union of groups and rows.
         operand: The type of the aggregated values.
     """
 
     partial: Partial
     column: str
-    row: str
+    row_sql: str
     kind: SqlType
     operand: SqlType
 
@@ -273,8 +277,11 @@ class _Dimension:
         return None if self.unit is None else TimeDimension(lowered, self.unit, self.is_zoned)
 
     @property
-    def shown_path(self) -> tuple[str, ...]:
-        """The path in the scope of the query, in lower case."""
+    def query_path(self) -> tuple[str, ...]:
+        """The path by which the query refers to the dimension, in lower case.
+
+        A truncated time has a path that no statement can contain, and that replaces calls such as `date_trunc`.
+        """
         return tuple(name.lower() for name in self.path) if self.time is None else self.time.hidden_path
 
 
@@ -297,8 +304,8 @@ class _CubeTranslation(Translation):
         self._tables_by_number: dict[int, StoredTable] = {}
         self._replaced_tables: Sequence[ReplacedTable] = ()
         schema = open_tables[facts].schema
-        self._row_expressions = Expressions(self.query, translate_function, now)
-        self.expressions = Expressions(self.query, self._translate_function, now)
+        self._row_expressions = Expressions(self.translate_query, translate_function, now)
+        self.expressions = Expressions(self.translate_query, self._translate_function, now)
         self._floats = floats
         self._fields_by_name = {field.name.lower(): field for field in schema.fields}
         fields = list_columns_by_id(schema)
@@ -336,7 +343,11 @@ class _CubeTranslation(Translation):
         self._row_attributes: dict[str, str | VisibleColumn] = {}
 
     def run(self, tree: exp.Expr) -> CubeQuery:
-        """Translate the query."""
+        """Translate the query to SQL over the groups, and to SQL over the union of the groups and other rows.
+
+        The relation of the union has the columns of the groups that the query uses. `d2` is dimension 2 of the cube,
+        and `m1` is its partial aggregate 1.
+        """
         # If the column itself is a dimension, its truncations can be computed from it, so the column is visible.
         untruncated_paths = {dimension.path for dimension in self._dimensions.values() if dimension.unit is None}
         times = [
@@ -355,9 +366,10 @@ class _CubeTranslation(Translation):
         self._replaced_tables = remove_tables(
             new_tree, sources, self._tables_without_cube, self._open_tables, self._facts, self._cube
         )
-        text, _ = self.query(new_tree, NameScope((), {}))
-        row_values = {column: self._name_row_dimension(column) for column in self._groups.used}
-        row_values |= {column: partial.row for column, partial in self._used_partials.items()}
+        query, _ = self.translate_query(new_tree, NameScope((), {}))
+        row_values = {column: self._write_row_dimension(column) for column in self._groups.used}
+        row_values |= {column: partial.row_sql for column, partial in self._used_partials.items()}
+        # The dimensions d0, d1 … precede the partial aggregates m0, m1 …, as in the cube.
         columns = sorted(row_values, key=lambda column: (column[0], int(column[1:])))
         if not columns:
             raise NotFromCube("the query uses no column")
@@ -369,26 +381,34 @@ class _CubeTranslation(Translation):
             source += f" LEFT JOIN {joined_relation} ON {use_column(key).sql} = {use_column(partner).sql}"
         from_groups = f"SELECT {', '.join(groups)} FROM {WITHOUT_PUSHDOWN.format(GROUPS)} AS {GROUPS}"  # noqa: S608
         rows_text = f"SELECT {', '.join(rows)} FROM {source}"  # noqa: S608
-        begin = f"WITH {_UNION}({', '.join(columns)}) AS"
-        union_text = f"{begin} ({from_groups} UNION ALL {rows_text}) {text}"
-        groups_text = f"{begin} ({from_groups}) {text}"
+        query_start = f"WITH {_UNION}({', '.join(columns)}) AS"
+        union_text = f"{query_start} ({from_groups} UNION ALL {rows_text}) {query}"
+        groups_text = f"{query_start} ({from_groups}) {query}"  # No file is read if the cube covers all files.
         attributes = {table.number: table.attributes for table in self._replaced_tables}
-        corrected_query = self._correct(begin, text, columns, row_values, rows_text, source)
+        corrected_query = self._subtract_deleted_rows(query_start, query, columns, row_values, rows_text, source)
         return CubeQuery(
             union_text, groups_text, corrected_query, self._tables_by_number, self._facts, attributes, tuple(columns)
         )
 
-    def _correct(
-        self, begin: str, text: str, columns: Sequence[str], row_values: Mapping[str, str], rows_text: str, source: str
+    def _subtract_deleted_rows(
+        self,
+        query_start: str,
+        query: str,
+        columns: Sequence[str],
+        row_values: Mapping[str, str],
+        rows_text: str,
+        source: str,
     ) -> CorrectedQuery | None:
         """Return the query over groups with the deleted rows subtracted, or None if they cannot be subtracted.
+
+        A deleted row is a group of one row whose partial aggregates (columns `m0`, `m1` …) are negative.
 
         A sum of no values is null, so the number of values of each sum is also subtracted. A group without remaining
         rows is left out.
 
         Args:
-            begin: The text before the union.
-            text: The query over the union.
+            query_start: The start of the query, up to `AS`: the name and the columns of the union.
+            query: The query over the union.
             columns: The columns of the union.
             row_values: The value of each column for one row.
             rows_text: The query that returns the rows of other files as groups.
@@ -406,9 +426,9 @@ class _CubeTranslation(Translation):
             counts[column] = count.column
             partials_by_column.setdefault(count.column, count)
         keys = [column for column in columns if column not in partials_by_column]
-        partials = sorted(partials_by_column, key=lambda column: int(column[1:]))
+        partials = sorted(partials_by_column, key=lambda column: int(column[1:]))  # The number follows the letter m.
         negated_partials = [
-            f"-CAST({partials_by_column[column].row} AS {name_duckdb_type(partials_by_column[column].kind)})"
+            f"-CAST({partials_by_column[column].row_sql} AS {name_duckdb_type(partials_by_column[column].kind)})"
             for column in partials
         ]
         facts_relation = WITHOUT_PUSHDOWN.format(self._tables_by_number[self._facts].name)
@@ -428,7 +448,7 @@ class _CubeTranslation(Translation):
             values.append(value)
         grouping = f" GROUP BY {', '.join(keys)}" if keys else ""
         live_groups = f"SELECT {', '.join(values)} FROM ({union_query}){grouping} HAVING sum({_COUNT_COLUMN}) <> 0"  # noqa: S608
-        return CorrectedQuery(f"{begin} ({live_groups} UNION ALL {rows_text}) {text}", (*keys, *partials))
+        return CorrectedQuery(f"{query_start} ({live_groups} UNION ALL {rows_text}) {query}", (*keys, *partials))
 
     def _find_count(self, used_partial: _UsedPartial) -> _UsedPartial | None:
         """Return the partial aggregate that counts the values of an exact sum, or None if the cube does not have it.
@@ -442,15 +462,19 @@ class _CubeTranslation(Translation):
             return None
         partial = Partial(COUNT, operand)
         column = self._columns_of_partials.get(partial.text)
-        return None if column is None else _UsedPartial(partial, column, _count_value(used_partial.row), BIGINT, kind)
+        return (
+            None if column is None else _UsedPartial(partial, column, count_value(used_partial.row_sql), BIGINT, kind)
+        )
 
     def _translate_table(
         self, node: exp.Table, alias: exp.Expr | None, outer: NameScope
     ) -> tuple[str, tuple[VisibleColumn, ...]]:
-        """Return the union that replaces the facts. Only dimensions are visible as its columns.
+        """Return a relation and its visible columns.
 
-        Other tables are translated as usual. The attributes of replaced tables also become columns of the union. A
-        dimension that is a field of a struct is visible as a field of a column with the name of the struct.
+        The fact table becomes the union of the groups and of the rows of files without groups. Only the dimensions of
+        the cube are visible as its columns, and also the attributes of dimension tables that the groups contain. A
+        dimension that is a field of a struct is visible as a field of a column with the name of the struct. Other
+        tables are translated as without a cube.
         """
         number = self._numbers_by_node[id(node)]
         source, fields = super()._translate_table(node, alias, outer)
@@ -462,15 +486,17 @@ class _CubeTranslation(Translation):
         self._stored_names = NameScope(fields, {})
         self._stored_fields = {field.stored[1]: field for field in fields if field.stored is not None}
         kinds = {column: self._read_stored(dimension).type for column, dimension in self._dimensions.items()}
-        attributes = [attribute for table in self._replaced_tables for attribute in self._join_replaced(table, outer)]
+        attributes = [
+            attribute for table in self._replaced_tables for attribute in self._join_dimension_table(table, outer)
+        ]
         kinds |= {attribute.stored[1]: attribute.value.type for attribute in attributes if attribute.stored is not None}
         self._groups = StoredTable(0, node, kinds)
         visible = []
         structs: dict[str, dict[tuple[str, ...], VisibleColumn]] = {}
         for column, dimension in self._dimensions.items():
             root = self._stored_fields[dimension.path[0]]
-            _, *names = dimension.shown_path
-            shown = names[-1] if names else dimension.shown_path[0] if dimension.time is not None else root.name
+            _, *names = dimension.query_path
+            shown = names[-1] if names else dimension.query_path[0] if dimension.time is not None else root.name
             value = SqlValue(f"{_UNION}.{column}", kinds[column])
             shown_column = VisibleColumn(shown, root.qualifiers, value, (self._groups, column))
             if names:
@@ -487,35 +513,42 @@ class _CubeTranslation(Translation):
         ]
         return _UNION, tuple(visible)
 
-    def _join_replaced(self, table: ReplacedTable, outer: NameScope) -> Iterator[VisibleColumn]:
-        """Join a replaced table to the rows of files that the cube does not cover, and yield its attributes.
+    def _join_dimension_table(self, table: ReplacedTable, outer: NameScope) -> Iterator[VisibleColumn]:
+        """Join a dimension table to the rows of files that the cube does not cover, and yield its attributes.
 
-        The key of the table is unique, because otherwise no entry would exist. Therefore the join repeats no row.
+        The groups already contain these attributes. The join repeats no row, because a cube is only built if the key
+        of the dimension table is unique.
         """
         source, fields = self._translate_table(table.node, table.node.args.get("alias"), outer)
         stored_fields = {field.stored[1]: field for field in fields if field.stored is not None}
         key, partner = self._stored_fields[table.key], stored_fields[table.partner]
         self._row_joins.append((source, key, partner))
         self._row_attributes[table.has_partner] = f"({partner.value.sql} IS NOT NULL)"
-        hidden_value = SqlValue(f"{_UNION}.{table.has_partner}", BOOLEAN)
-        yield VisibleColumn(table.hidden_name, (), hidden_value, (self.tables[-1], table.has_partner))
+        has_partner_value = SqlValue(f"{_UNION}.{table.has_partner}", BOOLEAN)
+        yield VisibleColumn(table.hidden_name, (), has_partner_value, (self.tables[-1], table.has_partner))
         for name, column in table.attributes.items():
             field = stored_fields[name]
             self._row_attributes[column] = field
             value = SqlValue(f"{_UNION}.{column}", field.value.type)
             yield VisibleColumn(field.name, field.qualifiers, value, (self.tables[-1], column))
 
-    def _name_row_dimension(self, column: str) -> str:
+    def _write_row_dimension(self, column: str) -> str:
         """Return the value of a dimension for one row, in DuckDB's SQL."""
         attribute = self._row_attributes.get(column)
         if attribute is not None:
             return attribute if isinstance(attribute, str) else use_column(attribute).sql
         dimension = self._dimensions[column]
         stored = self._read_stored(dimension, is_used=True)
-        return stored.sql if dimension.unit is None else _truncate(dimension.unit, stored)
+        return stored.sql if dimension.unit is None else truncate_time(dimension.unit, stored)
 
     def _read_stored(self, dimension: _Dimension, *, is_used: bool = False) -> SqlValue:
-        """Return the value of a dimension's column in a row, before it is truncated."""
+        """Return the value of a dimension's column in a row, before it is truncated.
+
+        Args:
+            dimension: The dimension.
+            is_used: Whether the column is recorded as used, so that it is read from files. False if only the type of
+                the value is needed.
+        """
         root, *names = dimension.path
         field = self._stored_fields[root]
         value = use_column(field) if is_used else field.value
@@ -615,9 +648,9 @@ class _CubeTranslation(Translation):
         if condition is not None:
             partial_columns = [f"CASE WHEN {condition} THEN {text} END" for text in partial_columns]
         if function == APPROX_DISTINCT:
-            return SqlValue(write_count(partial_columns[0]), BIGINT)
+            return SqlValue(format_count_sql(partial_columns[0]), BIGINT)
         if function in (MIN, MAX):
-            return _combine_extremes(function, SqlValue(partial_columns[0], used_partials[0].kind))
+            return combine_extremes(function, SqlValue(partial_columns[0], used_partials[0].kind))
         if function == COUNT:
             return SqlValue(f"CAST(coalesce(sum({partial_columns[0]}), 0) AS BIGINT)", BIGINT)
         kind = used_partials[0].operand
@@ -627,8 +660,8 @@ class _CubeTranslation(Translation):
             # The engine adds integers of an average as doubles, whose last digits depend on the order of the additions.
             raise NotFromCube(f"{describe(node)} averages integers as floats, which the session excludes")
         if function == AVG:
-            return _combine_average(partial_columns[0], partial_columns[1], kind)
-        return _combine_sum(partial_columns[0], kind)
+            return combine_average(partial_columns[0], partial_columns[1], kind)
+        return combine_sum(partial_columns[0], kind)
 
     def _use_partial(self, partial: Partial, value: SqlValue | None) -> _UsedPartial:
         """Record that the query uses a partial aggregate, and return it.
@@ -641,7 +674,7 @@ class _CubeTranslation(Translation):
         if partial == COUNT_ROWS or value is None:
             used_partial = _UsedPartial(COUNT_ROWS, column, "1", BIGINT, BIGINT)
         elif partial.function == COUNT:
-            used_partial = _UsedPartial(partial, column, _count_value(value.sql), BIGINT, value.type)
+            used_partial = _UsedPartial(partial, column, count_value(value.sql), BIGINT, value.type)
         else:
             assert partial.operand is not None
             stored_type = from_iceberg(partial.operand.kind)
@@ -649,52 +682,11 @@ class _CubeTranslation(Translation):
                 raise NotFromCube(
                     f"the partial aggregate has type {stored_type}, but its operand has type {value.type}"
                 )
-            kind = value.type if partial.function != SUM else _sum_type(value.type)
+            kind = value.type if partial.function != SUM else find_sum_type(value.type)
             kind = VARBINARY if partial.function == APPROX_DISTINCT else kind
             used_partial = _UsedPartial(partial, column, value.sql, kind, value.type)
         return self._used_partials.setdefault(column, used_partial)
 
 
-def _count_value(value: str) -> str:
-    """Return 1, or 0 if the value of a row is null, in DuckDB's SQL."""
-    return f"CASE WHEN {value} IS NULL THEN 0 ELSE 1 END"
-
-
-def _truncate(unit: str, value: SqlValue) -> str:
-    """Return the truncated time in DuckDB's SQL, with the type of the value."""
-    source = f"CAST({value.sql} AS TIMESTAMP)" if value.type == ZONED else value.sql
-    return f"CAST(date_trunc('{unit}', {source}) AS {name_duckdb_type(value.type)})"
-
-
 def _is_plain_number(text: str) -> bool:
     return text.replace(".", "", 1).isdigit() and text.isascii() and text[0] != "." and text[-1] != "."
-
-
-def _sum_type(kind: SqlType) -> SqlType:
-    """Return the type of partial sums, into which every sum of rows of one file fits."""
-    return DOUBLE if kind.is_float else make_decimal(PRECISION_MAX, 0 if kind.is_integer else kind.scale)
-
-
-def _combine_extremes(function: str, value: SqlValue) -> SqlValue:
-    if value.type.is_float and function == MAX:  # NaN is the result only if all values are NaN.
-        numbers = f"max(CASE WHEN isnan({value.sql}) THEN NULL ELSE {value.sql} END)"
-        return SqlValue(f"coalesce({numbers}, max({value.sql}))", value.type)
-    return SqlValue(f"{function}({value.sql})", value.type)
-
-
-def _combine_sum(partial: str, kind: SqlType) -> SqlValue:
-    """Return the sum of partial sums. Its type is the type of a sum of values of type `kind`."""
-    if kind.is_integer:
-        return SqlValue(f"CAST(sum({partial}) AS BIGINT)", BIGINT)
-    if kind.name == "decimal":
-        return sum_decimals(SqlValue(partial, _sum_type(kind)))
-    return SqlValue(f"CAST(sum({partial}) AS {name_duckdb_type(kind)})", kind)
-
-
-def _combine_average(partial: str, count: str, kind: SqlType) -> SqlValue:
-    """Return the average of values of type `kind`, computed from partial sums and counts."""
-    if kind.name == "decimal":
-        counts = SqlValue(f"CAST(nullif(sum({count}), 0) AS DECIMAL(19, 0))", as_decimal(BIGINT))
-        return divide_decimals(sum_decimals(SqlValue(partial, _sum_type(kind))), counts, kind)
-    average = f"(CAST(sum({partial}) AS DOUBLE) / CAST(nullif(sum({count}), 0) AS DOUBLE))"
-    return cast(SqlValue(average, DOUBLE), REAL) if kind == REAL else SqlValue(average, DOUBLE)

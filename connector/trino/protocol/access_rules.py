@@ -92,20 +92,17 @@ class _Query(msgspec.Struct, rename="camel"):
     session: _Session
 
 
-def check_access(answer: bytes, inputs: PlanInputs) -> RuleDecision:
-    """Decide whether a rewritten statement may return its rows.
-
-    The rules are unknown if the description lacks a table that the statement reads. Pruning is forbidden if a rule
-    hides rows or values by which files were pruned, or if Trino requires a condition on partition columns. An EXPLAIN
-    is also forbidden if any rule is in force, because it shows the files that are read.
+def decide_access(answer: bytes, inputs: PlanInputs) -> RuleDecision:
+    """Decide by Trino's access rules whether a rewritten statement may return its rows.
 
     Args:
-        answer: Trino's response to `GET /v1/query/{id}?pruned=true`.
+        answer: Trino's response to `GET /v1/query/{id}?pruned=true`, which contains the rules of the tables.
         inputs: The tables and columns by which files were pruned.
 
     Returns:
-        The decision. It is `UNKNOWN` if the response does not describe all these tables. In an EXPLAIN, any rule
-        forbids pruning, because the shown files may reveal hidden rows.
+        `UNKNOWN` if the response does not describe all tables of the statement. `FORBIDDEN` if a rule hides rows or
+        values by which files were pruned, or if Trino requires a condition on partition columns. Any rule forbids an
+        EXPLAIN, because the shown files may reveal hidden rows.
     """
     try:
         query = convert_json(answer, _Query)

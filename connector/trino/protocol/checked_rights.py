@@ -53,8 +53,14 @@ class CheckedRights:
         """
         return self._until_s.get(self._hash(coordinator, headers, check), 0.0) > self._now_s()
 
-    def add(self, coordinator: Coordinator, headers: CIMultiDict[str], check: str) -> None:
-        """Record that a check has succeeded. The arguments are those of `has`."""
+    def remember(self, coordinator: Coordinator, headers: CIMultiDict[str], check: str) -> None:
+        """Record that a check has succeeded.
+
+        Args:
+            coordinator: The coordinator that has checked the rights.
+            headers: The headers that the coordinator received, with the sender, its roles and the session.
+            check: The text of the query that checked the rights.
+        """
         if self._remembered_s <= 0:
             return
         key = self._hash(coordinator, headers, check)

@@ -103,7 +103,8 @@ class FollowedStatement:
 
     Attributes:
         get: A function that requests a URI of the coordinator.
-        judge: A function that decides by the access rules about the query with an id, or None to check no rules.
+        decide_by_rules: A function that decides by the access rules about the query with an id, or None to check no
+            rules.
     """
 
     def __init__(
@@ -111,10 +112,10 @@ class FollowedStatement:
         get: Callable[[str], Awaitable[aiohttp.ClientResponse]],
         *,
         hold_s: float,
-        judge: Callable[[str], Awaitable[RuleDecision]] | None = None,
+        decide_by_rules: Callable[[str], Awaitable[RuleDecision]] | None = None,
     ) -> None:
         self._get = get
-        self._judge = judge
+        self._decide_by_rules = decide_by_rules
         self._decision_task: asyncio.Task[RuleDecision] | None = None
         self._decision = RuleDecision.UNKNOWN
         self._query_id = ""
@@ -128,11 +129,16 @@ class FollowedStatement:
     async def wait_for_planning(
         self, first: aiohttp.ClientResponse, headers: CIMultiDict[str]
     ) -> TrinoResponse | Failure:
-        """Poll until the plan can no longer make the statement fail, and return the response to the client's POST.
+        """Poll until Trino has started to read files, and return the response to the client's POST.
+
+        After that, the statement can no longer fail because its plan was removed. The poll also ends at a time limit.
 
         Args:
             first: The coordinator's first response.
             headers: The headers of the response to the client.
+
+        Returns:
+            The response for the client, or the failure after which the original statement can be sent.
 
         Raises:
             aiohttp.ClientError: The connection breaks while `first` is read.
@@ -149,10 +155,11 @@ class FollowedStatement:
         """Follow a statement's responses until Trino has planned it.
 
         Responses are read ahead until Trino has started to read files. The returned response is the last response
-        before that, so the client still receives all rows.
+        before that, so the client still receives all rows. Its `is_allowed` is True if Trino has planned the statement,
+        because Trino checks the sender's rights to the tables before.
 
         Returns:
-            The response for the client, or the failure after which the original can be sent.
+            The response for the client, or the failure after which the original statement can be sent.
         """
         answer, results = await _read_first_answer(first, headers)
         if answer.status in _TOO_LARGE_STATUSES:
@@ -163,7 +170,7 @@ class FollowedStatement:
         while answer.next_uri is not None and time.monotonic() < self._deadline_s:
             self.next_uri = answer.next_uri
             if _QUEUED not in answer.next_uri:
-                self._start_judging()
+                self._start_reading_rules()
             try:
                 response = await self._get(answer.next_uri)
                 body, results = await _read_response(response)
@@ -181,12 +188,12 @@ class FollowedStatement:
             answer = replace(answer, body=body, next_uri=results.next_uri)
         return await self._apply_rules(answer)
 
-    def _start_judging(self) -> None:
+    def _start_reading_rules(self) -> None:
         """Start to read the access rules concurrently with the next response, when Trino has analysed the statement.
 
         If an earlier attempt has ended without a decision, start another attempt.
         """
-        if self._judge is None or self._decision is not RuleDecision.UNKNOWN:
+        if self._decide_by_rules is None or self._decision is not RuleDecision.UNKNOWN:
             return
         if self._decision_task is not None and self._decision_task.done():
             self._decision = self._decision_task.result()
@@ -196,12 +203,16 @@ class FollowedStatement:
 
     async def _read_rules(self) -> RuleDecision:
         try:
-            return await self._judge(self._query_id) if self._judge is not None else RuleDecision.UNKNOWN
+            return (
+                await self._decide_by_rules(self._query_id)
+                if self._decide_by_rules is not None
+                else RuleDecision.UNKNOWN
+            )
         except (aiohttp.ClientError, TimeoutError):
             return RuleDecision.UNKNOWN
 
     async def _apply_rules(self, answer: TrinoResponse) -> TrinoResponse | Failure:
-        if self._judge is None or answer.status != 200:
+        if self._decide_by_rules is None or answer.status != 200:
             return answer
         if self._decision_task is not None:
             self._decision, self._decision_task = await self._decision_task, None

@@ -11,6 +11,10 @@ class ProxyMetrics:
     """The metrics of one proxy."""
 
     def __init__(self) -> None:
+        """Register the metrics.
+
+        A plan table is a version of a table that has only the data files that a statement needs.
+        """
         self.registry = registry = prometheus.CollectorRegistry()
         self.requests = prometheus.Counter(
             "seamark_trino_requests",
@@ -26,20 +30,22 @@ class ProxyMetrics:
         )
         self.plan_seconds = prometheus.Histogram(
             "seamark_trino_plan_seconds",
-            "Time that statements waited for their plan tables.",
+            "Time that statements waited for their plan tables (tables with only the needed files).",
             buckets=_PLAN_SECONDS,
             registry=registry,
         )
         self.files = prometheus.Counter(
-            "seamark_trino_files", "Data files of scans that plan tables replace: considered, kept.", ("which",),
+            "seamark_trino_files",
+            "Data files of scans with a plan table: which=considered, or which=kept in the plan.",
+            ("which",),
             registry=registry,
-        )  # fmt: skip
+        )
         self.answering = prometheus.Gauge(
             "seamark_trino_requests_in_flight", "Requests being answered.", registry=registry
         )
         self.breaker_open = prometheus.Gauge(
             "seamark_trino_breaker_open",
-            "1 while no plan tables are made, because seamark failed to make them or trino failed to read them.",
+            "1 while no plan tables are requested, because seamark failed to make them or trino failed to read them.",
             ("which",),
             registry=registry,
         )

@@ -127,7 +127,7 @@ class PlanWithdrawal:
         for plan in plans:
             self._plans.pop(plan, None)
 
-    async def flush(self) -> None:
+    async def withdraw_unused(self) -> None:
         """Withdraw all plans that no statement needs."""
         await self._withdraw(math.inf)
 

@@ -55,8 +55,11 @@ class QueuedStatements:
         if query_id is not None and plans:
             self._statements.put(query_id, _QueuedStatement(plans, requested_s), _BYTES_PER_PLAN * len(plans))
 
-    def list_plans_to_renew(self, target: str) -> Sequence[PlanSnapshotRef]:
-        """Return the plans to renew before the proxy forwards a client's request for `target`."""
+    def take_plans_to_renew(self, target: str) -> Sequence[PlanSnapshotRef]:
+        """Return the plans to renew before the proxy forwards a client's request for `target`.
+
+        The plans then count as renewed, so the next requests of the interval return none.
+        """
         query_id = _find_query_id(target) if len(self._statements) else None
         statement = self._statements.get(query_id) if query_id is not None else None
         if statement is None or time.monotonic() - statement.renewed_s < self._renewal_interval_s:

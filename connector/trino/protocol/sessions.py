@@ -89,7 +89,7 @@ def is_hinted_off(statement: str) -> bool:
     return _OFF_HINT.search(statement) is not None
 
 
-def prepare(headers: CIMultiDict[str], name: str, text: str) -> None:
+def set_prepared_statement(headers: CIMultiDict[str], name: str, text: str) -> None:
     """Set the text of the prepared statement `name` in the headers. Other prepared statements do not change."""
     other_statements = [
         f"{quote_plus(other)}={quote_plus(source)}" for other, source in _parse_prepared(headers) if other != name

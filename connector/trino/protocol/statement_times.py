@@ -91,7 +91,7 @@ class StatementTimes:
             self._start_report(measurement)
         elif query_id not in self._measurements:
             self._measurements[query_id] = measurement
-            self._check_later(query_id, _IDLE_S)
+            self._report_later(query_id, _IDLE_S)
 
     def note_page(self, method: str, target: str) -> None:
         """Record that a client has received a page. After a DELETE, the statement is no longer measured."""
@@ -113,15 +113,15 @@ class StatementTimes:
         self._measurements.clear()
         await asyncio.gather(*self._reports, return_exceptions=True)
 
-    def _check_later(self, query_id: str, delay_s: float) -> None:
-        self._timers[query_id] = asyncio.get_running_loop().call_later(delay_s, self._check, query_id)
+    def _report_later(self, query_id: str, delay_s: float) -> None:
+        self._timers[query_id] = asyncio.get_running_loop().call_later(delay_s, self._report_if_idle, query_id)
 
-    def _check(self, query_id: str) -> None:
-        """Report a statement whose client has requested no page for `_IDLE_S`."""
+    def _report_if_idle(self, query_id: str) -> None:
+        """Report a statement if its client has requested no page for `_IDLE_S`. Otherwise, check it again later."""
         measurement = self._measurements[query_id]
         remaining_s = measurement.ended_s + _IDLE_S - time.monotonic()
         if remaining_s > 0:
-            self._check_later(query_id, remaining_s)
+            self._report_later(query_id, remaining_s)
         else:
             del self._measurements[query_id], self._timers[query_id]
             self._start_report(measurement)

@@ -90,13 +90,13 @@ Send = Callable[[str, str, bytes | None], Awaitable[aiohttp.ClientResponse]]
 
 Its arguments are the method, the path or URI, and the body.
 """
-Judge = Callable[[PlanInputs, str], Awaitable[RuleDecision]]
+DecideByRules = Callable[[PlanInputs, str], Awaitable[RuleDecision]]
 """A function that decides by the access rules in force for a query."""
 Run = Callable[[StatementJob], Awaitable[StatementAnswer]]
 
 
 @dataclass(frozen=True)
-class Requested:
+class MaintenanceRequest:
     """A request to run a statement on a table of Seamark.
 
     Attributes:
@@ -161,7 +161,7 @@ class TableStatements:
         self._statements: OrderedDict[str, _Statement] = OrderedDict()
 
     def may_be_table_statement(self, body: bytes) -> bool:
-        """Return whether the body may be a table statement.
+        """Return whether the body may be a statement that this proxy runs itself, such as MERGE FILES.
 
         The check is fast, and may return True for other statements.
         """
@@ -169,7 +169,7 @@ class TableStatements:
 
     def _parse_request(
         self, body: bytes, headers: CIMultiDictProxy[str], *, trust_time_zone: bool
-    ) -> tuple[Requested, Session] | None:
+    ) -> tuple[MaintenanceRequest, Session] | None:
         """Return the statement and its session, or None if the body has to be sent to Trino.
 
         Raises:
@@ -191,14 +191,14 @@ class TableStatements:
             return None
         levels = (*schema.split("."), table)
         utc = session.utc and trust_time_zone
-        return Requested(msgspec.structs.replace(statement, table=levels), catalog, schema, utc), session
+        return MaintenanceRequest(msgspec.structs.replace(statement, table=levels), catalog, schema, utc), session
 
     async def start(
         self,
         body: bytes,
         headers: CIMultiDictProxy[str],
         send: Send,
-        judge: Judge | None,
+        decide_by_rules: DecideByRules | None,
         base: str,
         *,
         trust_time_zone: bool,
@@ -209,7 +209,8 @@ class TableStatements:
             body: The text of the statement.
             headers: The headers of the client's request.
             send: A function that sends a request to the coordinator with the client's identity.
-            judge: A function that decides by the access rules about a query, or None if Trino has no access rules.
+            decide_by_rules: A function that decides by the access rules about a query, or None if Trino has no access
+                rules.
             base: The URL at which the client reaches the proxy.
             trust_time_zone: Whether the time zone in the client's headers is the session's time zone.
         """
@@ -229,7 +230,7 @@ class TableStatements:
         try:
             self._check_waiting()
             async with asyncio.timeout(_CHECK_S):
-                await _check_rights(request, send, judge)
+                await _check_rights(request, send, decide_by_rules)
             self._check_waiting()  # Further statements may have arrived while the rights were checked.
         except NotAllowed as refusal:
             return to_failed_answer(refusal.error, base)
@@ -261,7 +262,7 @@ class TableStatements:
         return make_json_response(self._answer(statement_id, base))
 
     async def close(self) -> None:
-        """Kill all jobs."""
+        """Cancel all statements, which ends the processes of their jobs, and wait for their end."""
         tasks = [statement.task for statement in self._statements.values()]
         self._statements.clear()
         for task in tasks:
@@ -352,33 +353,33 @@ async def run_in_process(job: StatementJob, *, authorities: str | None = None) -
         return StatementAnswer(error=f"The process of the job ended with status {process.returncode}")
 
 
-async def _check_rights(request: Requested, send: Send, judge: Judge | None) -> None:
-    """Check that Trino accepts the client's statements, and that no access rule forbids the job.
+async def _check_rights(request: MaintenanceRequest, send: Send, decide_by_rules: DecideByRules | None) -> None:
+    """Check that the client has the rights to run the job, and that no access rule is in force for the table.
 
     Trino validates a statement that needs the same right as the job, without running it: an UPDATE of dropped columns,
-    or `optimize` for any other job.
+    or `optimize` for any other job. Any row filter or column mask forbids the job, because it affects all rows.
 
     Raises:
-        NotAllowed: Trino refuses a statement, or a rule forbids the job.
+        NotAllowed: Trino refuses a statement, or an access rule is in force.
     """
     table = ".".join(map(quote_name, (request.catalog, request.schema, request.table)))
     columns = list[str]()
     if isinstance(request.statement, DropColumns):
         columns = list(dict.fromkeys(name.partition(".")[0].lower() for name in request.statement.columns))
         assignments = ", ".join(f"{quote_name(column)} = NULL" for column in columns)
-        right = f"UPDATE {table} SET {assignments}"  # noqa: S608
+        validated_statement = f"UPDATE {table} SET {assignments}"  # noqa: S608
     else:
-        right = f"ALTER TABLE {table} EXECUTE optimize"
-    await run_at_trino(f"EXPLAIN (TYPE VALIDATE) {right}", send)
+        validated_statement = f"ALTER TABLE {table} EXECUTE optimize"
+    await run_at_trino(f"EXPLAIN (TYPE VALIDATE) {validated_statement}", send)
     column_list = ", ".join(map(quote_name, columns)) or "1"
     # The query contains the predicate, so that Trino refuses columns that the client may not read. It is
     # followed by a line break, because it may end with a comment.
     condition = "FALSE" if request.statement.where is None else f"FALSE AND ({request.statement.where}\n)"
     query = await run_at_trino(f"SELECT {column_list} FROM {table} WHERE {condition}", send)  # noqa: S608
-    if judge is not None:
+    if decide_by_rules is not None:
         name = (request.catalog, request.schema.lower(), request.table.lower())
         inputs = PlanInputs({name: frozenset(columns)})
-        decision = await judge(inputs, query)
+        decision = await decide_by_rules(inputs, query)
         if decision is not RuleDecision.NO_RULES:
             message = "The access rules of Trino could not be read" if decision is RuleDecision.UNKNOWN else _RULES
             raise NotAllowed(_make_error("PERMISSION_DENIED", message))

@@ -64,13 +64,16 @@ def _to_primitive_type(kind: str) -> pa.DataType:
 
 
 def build_arrow_array(kind: str, values: Iterable[Value | None]) -> pa.Array:
-    """Return an array of a primitive type, from values in the form that `expression.py` describes.
+    """Return an array of a primitive type, from values in the form that bound predicates have.
+
+    In this form, dates and times are integers (days, microseconds or nanoseconds), a decimal is its unscaled integer,
+    and a UUID is bytes.
 
     Raises:
         ValueError: A value is out of range.
     """
     arrow_type = _to_primitive_type(kind)
-    # Dates and times are numbers in this form, so build arrays of numbers, and then change the type.
+    # Dates and times are numbers, so build arrays of numbers, and then change the type.
     try:
         if get_base_name(kind) == "decimal":
             scale = get_decimal_scale(kind)

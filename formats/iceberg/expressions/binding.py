@@ -145,6 +145,9 @@ Literal: TypeAlias = Value | Above | Below | Between
 def parse_literal(kind: str, json: object) -> Literal:
     """Convert a JSON literal to a value of a primitive type, or to its position among the values of the type.
 
+    For example, 1.5 for an int column becomes `Between(1, 2)`, and a number beyond the range of ints becomes `Above` or
+    `Below`. Comparisons with such a position are exact.
+
     Raises:
         BadRequest: `json` cannot be converted to the type.
     """
@@ -232,16 +235,18 @@ def _parse_decimal(kind: str, json: object) -> Literal | None:
     scale, limit = get_decimal_scale(kind), 10 ** get_decimal_precision(kind) - 1
     match json:
         case int():
-            return _choose_position_literal(json * 10**scale, True, -limit, limit)
+            return _choose_position_literal(json * 10**scale, exact=True, low=-limit, high=limit)
         case float() if math.isinf(json):
             return _to_infinite_literal(json)
         case float():
             # Iceberg's clients in Java and Python round half up, so only the first digit beyond the scale matters.
             tenths, _ = floor_unscaled(Decimal(repr(abs(json))), scale + 1)
             magnitude = (tenths + 5) // 10
-            return _choose_position_literal(-magnitude if json < 0 else magnitude, True, -limit, limit)
+            unscaled = -magnitude if json < 0 else magnitude
+            return _choose_position_literal(unscaled, exact=True, low=-limit, high=limit)
         case str():
-            return _choose_position_literal(*floor_unscaled(parse_decimal(json), scale), -limit, limit)
+            floor, exact = floor_unscaled(parse_decimal(json), scale)
+            return _choose_position_literal(floor, exact, low=-limit, high=limit)
     return None
 
 
@@ -464,8 +469,8 @@ class _Binder:
     def _find_column(self, schema: Schema, position: int, name: str) -> Column | None:
         """Return the column with a name in a schema, or None.
 
-        For names without case, the names of each schema are converted to lower case once, and are kept by the index of
-        the schema.
+        If names are not case-sensitive, the names of each schema are converted to lower case once, and are kept by the
+        index of the schema.
 
         Args:
             schema: The schema.

@@ -205,7 +205,10 @@ class Comparisons:
         return term.make_predicate(Op.EQ if len(values) == 1 else Op.IN, *values) if values else FALSE
 
     def list_exact_values(self, term: ComparedTerm, literals: Iterable[TypedLiteral]) -> list[object]:
-        """Return the literals that are values of the term's type. The others equal no value of the term.
+        """Return the literals that are exactly values of the term's type.
+
+        The type cannot represent the other literals. Also left out are literals that engines may round to different
+        values of the type. In both cases, `exact` becomes False.
 
         Raises:
             Inconvertible: Engines compare a literal with the term in different ways.
@@ -231,10 +234,11 @@ class Comparisons:
         try:
             value, exact = convert_literal(literal, term.kind, term.transform, term.origin)
         except AmbiguousRounding as error:
+            # Spark, whose order has NaN above all numbers, rounds the literal only once. Trino may round it twice.
             if not self._nan_above:
                 self.exact = False
                 raise
-            value, exact = error.nearest  # Spark rounds the literal only once.
+            value, exact = error.nearest
         self.exact &= exact
         return value, exact
 

@@ -69,7 +69,10 @@ def may_match(expression: Expression, values: Mapping[int, Value | None]) -> boo
 
 
 def must_match(expression: Expression, values: Mapping[int, Value | None]) -> bool:
-    """Return whether a row with these values matches for all clients.
+    """Return whether a row with these values surely matches, for every client.
+
+    Clients differ about NaN, the sign of zero and the order of UUIDs. If the result depends on such a difference, or on
+    a value that is not in `values`, return False.
 
     Args:
         expression: A bound expression with identity terms.

@@ -88,8 +88,8 @@ class _Parser:
     def __init__(self, depth_max: int, nodes_max: int, typed: bool, unknown: bool, functions: bool) -> None:
         self._depth_max = depth_max
         self._nodes_max = nodes_max
-        self._typed = typed
-        self._unknown = unknown
+        self._uses_data_types = typed
+        self._allows_null = unknown
         self._functions = functions
         self._node_count = 0
 
@@ -175,18 +175,28 @@ class _Parser:
         return tuple([self._parse_literal(value, (path, f"[{index}]"), data_type) for index, value in enumerate(json)])
 
     def _parse_literal(self, json: object, path: _Path, data_type: object = None) -> object:
+        """Return the value of a literal: a JSON value, or a `TypedLiteral` if its type is known and used.
+
+        Args:
+            json: The literal: a plain value, or an object with `value` and perhaps `data-type`.
+            path: The position of the literal in the expression, for errors.
+            data_type: The name of the literal's type, or None if it is unknown.
+
+        Raises:
+            BadRequest: This is not a literal, or it is null and null is not allowed.
+        """
         if data_type is None and isinstance(json, (str, int, float)):  # A bool is also an int.
             return json
         if isinstance(json, dict) and json.get("type") == "literal":
             data_type = json.get("data-type", data_type)
             json, path = json.get("value"), (path, ".value")
         if json is None:
-            if self._unknown and data_type is None:
+            if self._allows_null and data_type is None:
                 return None
             raise _make_error(path, NO_NULL)
         if not isinstance(json, (str, int, float)):
             raise _make_error(path, f"expected a literal, not {_show_json(json)}")
-        if data_type is None or not self._typed:
+        if data_type is None or not self._uses_data_types:
             return json
         if not isinstance(data_type, str):
             raise _make_error(path, f"expected the name of a type, not {_show_json(data_type)}")
@@ -233,8 +243,8 @@ def _read_kind(json: dict[str, object], path: _Path) -> str:
 def _read_term(json: object, path: _Path) -> tuple[str, str]:
     """Return the name of a term's column, and the term's transform.
 
-    A term is the name of a column, a reference to a column, or a transform of such a term. Clients differ in the field
-    of a reference that has the name.
+    A term is the name of a column, a reference to a column, or a transform of such a term. Some clients write the name
+    of a reference into the field `name`, and others into the field `term`.
     """
     if isinstance(json, str):
         return json, IDENTITY

@@ -39,15 +39,15 @@ from seamark.formats.iceberg.expressions.expression import (
     replace_predicates,
 )
 from seamark.formats.iceberg.expressions.ranges import (
+    OverflowedTruncation,
     Range,
-    StoredAsInt,
     compute_complement,
     contains_value,
-    find_stored_as_int,
+    find_overflowed_truncation,
     get_successor,
     invert_ranges,
-    is_ordered,
-    is_rounded,
+    keeps_order,
+    may_be_stored_one_too_high,
     transform_range,
 )
 from seamark.formats.iceberg.metadata.partition import PartitionField, PartitionSpec
@@ -133,7 +133,8 @@ def project(expression: Expression, spec: PartitionSpec) -> ProjectedExpression:
 def project_inclusive(expression: Expression, spec: PartitionSpec) -> Expression:
     """Return a condition that the partitions of all matching rows satisfy.
 
-    The condition has the form of the projections in `ProjectedExpression`.
+    The condition is a bound expression on partition values: the `column_id` of a predicate is the id of a partition
+    field, and its kind is the type of the field's values.
     """
     return replace_predicates(expression, lambda predicate: _project_inclusive(predicate, spec))
 
@@ -148,7 +149,8 @@ def _project_inclusive(predicate: Bound, spec: PartitionSpec) -> Expression:
 def project_strict(predicate: Bound, spec: PartitionSpec) -> Expression:
     """Return a condition that is true only for partitions whose rows all match.
 
-    The condition has the form of the projections in `ProjectedExpression`.
+    The condition is a bound expression on partition values: the `column_id` of a predicate is the id of a partition
+    field, and its kind is the type of the field's values.
     """
     return join_by_or(
         *[_project_strict(predicate, field) for field in spec.list_fields_with_source(predicate.column_id)]
@@ -156,7 +158,11 @@ def project_strict(predicate: Bound, spec: PartitionSpec) -> Expression:
 
 
 def find_deciding_fields(projection: ProjectedExpression, spec: PartitionSpec) -> dict[int, str]:
-    """Return the partition fields that may decide a predicate, as the required type of the values by field id."""
+    """Return the partition fields whose values may decide a predicate: that all rows of a file match, or none.
+
+    Returns:
+        The type of the values that the evaluation needs, by field id.
+    """
     if not projection.decides:
         return {}
     if isinstance(projection.expression, Bound):
@@ -169,10 +175,11 @@ def find_deciding_fields(projection: ProjectedExpression, spec: PartitionSpec) -
 def find_source_ranges(predicate: Bound) -> Expression:
     """Return a condition on the source column of a transform. All rows that match the predicate satisfy it.
 
-    If the transform keeps the order of values, the condition is exact, and bounds of the column prune as many files as
-    in Java's `InclusiveMetricsEvaluator`. A predicate on a plain column is returned unchanged. For other transforms,
-    the condition excludes at most null. Many ranges become one wider range, or TRUE if they are the ranges outside of
-    some values.
+    - A predicate on a plain column is returned unchanged.
+    - If the transform keeps the order of values, the condition is exact, and bounds of the column prune as many files
+      as in Java's `InclusiveMetricsEvaluator`. More than `RANGES_MAX` ranges become one wider range. For operators such
+      as `not-in`, which match the ranges outside of some values, they become TRUE.
+    - For other transforms, the condition is TRUE, or excludes only nulls.
     """
     transform, kind, op = predicate.transform, predicate.kind, predicate.op
     if transform == IDENTITY:
@@ -189,7 +196,7 @@ def find_source_ranges(predicate: Bound) -> Expression:
         return Always(op == Op.NOT_STARTS_WITH)
     if op in NULL_MATCHES:
         # The ranges contain all rows except rows whose result is one of the values.
-        if not is_ordered(transform, kind):
+        if not keeps_order(transform, kind):
             return TRUE
         outside_ranges = compute_complement(
             invert_ranges(transform, kind, _list_matching_ranges(replace(predicate, op=OPPOSITE[op])))
@@ -199,7 +206,7 @@ def find_source_ranges(predicate: Bound) -> Expression:
         return join_by_or(
             _move_to_source(predicate, Op.IS_NULL), _match_ranges(_make_source_predicate(predicate), outside_ranges)
         )
-    if not is_ordered(transform, kind):
+    if not keeps_order(transform, kind):
         return _move_to_source(predicate, Op.NOT_NULL)
     ranges = invert_ranges(transform, kind, _list_matching_ranges(predicate))
     if len(ranges) > RANGES_MAX:
@@ -212,15 +219,15 @@ class _TransformProperties(NamedTuple):
 
     transform: str
     """The canonical form of the transform."""
-    is_ordered: bool
-    """The result of `ranges.is_ordered`, or False for identity."""
+    keeps_order: bool
+    """Whether the transform keeps the order of values (`ranges.keeps_order`). False for identity."""
     is_bucket: bool
     is_same: bool
     """Whether the transform does not change the values."""
-    is_rounded: bool
-    """The result of `ranges.is_rounded`."""
-    stored_as_int: StoredAsInt | None
-    """The result of `ranges.find_stored_as_int`."""
+    may_be_one_too_high: bool
+    """Whether old writers stored results before 1970 that are too high by one."""
+    overflowed: OverflowedTruncation | None
+    """The result that is stored as another value in old files, because the column was an int then, or None."""
 
 
 @memoize(1024)
@@ -235,11 +242,11 @@ def _find_properties(transform: str, kind: str) -> _TransformProperties | None:
         return None
     return _TransformProperties(
         transform,
-        is_ordered(transform, kind),
+        keeps_order(transform, kind),
         get_transform_name(transform) == "bucket",
         transform == IDENTITY or (transform, kind) == ("day", "date"),
-        is_rounded(transform, kind),
-        find_stored_as_int(transform, kind),
+        may_be_stored_one_too_high(transform, kind),
+        find_overflowed_truncation(transform, kind),
     )
 
 
@@ -290,15 +297,15 @@ def _project_predicate(predicate: Bound, field: PartitionField) -> Expression:
         return replace_predicates(find_source_ranges(predicate), lambda source: _project_predicate(source, field))
     if op in _NULL_OPS or properties.is_same:
         return _make_field_predicate(predicate, field, op, *predicate.values)
-    if op in _EQUALITY_OPS and (properties.is_ordered or properties.is_bucket):
+    if op in _EQUALITY_OPS and (properties.keeps_order or properties.is_bucket):
         return _match_results(predicate, field, properties, map(make_function(transform, kind), predicate.values))
-    if not properties.is_ordered:
+    if not properties.keeps_order:
         return TRUE if op in NULL_MATCHES else _make_field_predicate(predicate, field, Op.NOT_NULL)
     if op in _COMPARISON_OPS:
         ranges = [
             result for source in _list_matching_ranges(predicate) for result in transform_range(transform, kind, source)
         ]
-        if properties.is_rounded:
+        if properties.may_be_one_too_high:
             ranges = list(map(_widen_range, ranges))
         return _match_ranges(_make_field_predicate(predicate, field, op), ranges)
     return _project_prefix(predicate, field, get_transform_width(transform)) if op in _PREFIX_OPS else TRUE
@@ -311,9 +318,9 @@ def _project_same_transform(predicate: Bound, field: PartitionField, properties:
     results before 1970 that were rounded up by 1, and truncated ints that overflowed.
     """
     op, values = predicate.op, predicate.values
-    if properties.stored_as_int is not None and op not in _NULL_OPS:
-        return _project_stored_as_int(predicate, field, properties, properties.stored_as_int)
-    if op in _NULL_OPS or not properties.is_rounded:
+    if properties.overflowed is not None and op not in _NULL_OPS:
+        return _project_overflowed(predicate, field, properties, properties.overflowed)
+    if op in _NULL_OPS or not properties.may_be_one_too_high:
         return _make_field_predicate(predicate, field, op, *values)
     if op in _EQUALITY_OPS:
         return _match_results(predicate, field, properties, values)
@@ -329,28 +336,28 @@ def _project_same_transform(predicate: Bound, field: PartitionField, properties:
     return _make_field_predicate(predicate, field, Op.NOT_EQ if len(positive) == 1 else Op.NOT_IN, *positive)
 
 
-def _project_stored_as_int(
-    predicate: Bound, field: PartitionField, properties: _TransformProperties, int_form: StoredAsInt
+def _project_overflowed(
+    predicate: Bound, field: PartitionField, properties: _TransformProperties, overflowed: OverflowedTruncation
 ) -> Expression:
     """Project a predicate like `_project_same_transform`, for a long column that may have been an int.
 
-    When it was an int, the truncation of the lowest ints overflowed, so files can contain the value `int_form.wrapped`
-    instead of the result `int_form.exact`. Conditions that accept the exact result also accept the wrapped value, and
-    no condition excludes it.
+    When it was an int, the truncation of the lowest ints overflowed, so files can contain the value
+    `overflowed.wrapped` instead of the result `overflowed.exact`. Conditions that accept the exact result also accept
+    the wrapped value, and no condition excludes it.
     """
-    if not properties.is_ordered:  # The truncation is so wide that many ints have other results than the equal longs.
+    if not properties.keeps_order:  # The truncation is so wide that many ints have other results than the equal longs.
         return TRUE if predicate.op in NULL_MATCHES else _make_field_predicate(predicate, field, Op.NOT_NULL)
     if predicate.op in _EQUALITY_OPS:
         return _match_results(predicate, field, properties, predicate.values)
     predicate_on_field = _make_field_predicate(predicate, field, predicate.op, *predicate.values)
     if predicate.op in _COMPARISON_OPS:
-        is_sought = contains_value(_list_matching_ranges(predicate), int_form.exact)
+        is_sought = contains_value(_list_matching_ranges(predicate), overflowed.exact)
         return (
-            join_by_or(predicate_on_field, replace(predicate_on_field, op=Op.EQ, values=(int_form.wrapped,)))
+            join_by_or(predicate_on_field, replace(predicate_on_field, op=Op.EQ, values=(overflowed.wrapped,)))
             if is_sought
             else predicate_on_field
         )
-    other_values = [value for value in predicate.values if value != int_form.wrapped]
+    other_values = [value for value in predicate.values if value != overflowed.wrapped]
     return (
         _make_field_predicate(predicate, field, Op.NOT_EQ if len(other_values) == 1 else Op.NOT_IN, *other_values)
         if other_values
@@ -381,17 +388,22 @@ def _match_results(
     the truncation of the lowest ints, which overflowed.
     """
     distinct = {result for result in results if result is not None}
-    if properties.is_rounded:
+    if properties.may_be_one_too_high:
         distinct |= {result + 1 for result in distinct if isinstance(result, int) and result < 0}
-    if properties.stored_as_int is not None and properties.stored_as_int.exact in distinct:
-        distinct.add(properties.stored_as_int.wrapped)
+    if properties.overflowed is not None and properties.overflowed.exact in distinct:
+        distinct.add(properties.overflowed.wrapped)
     values: list[Any] = sorted(distinct)
     return _make_field_predicate(predicate, field, Op.EQ if len(values) == 1 else Op.IN, *values)
 
 
-def _widen_range(results: Range) -> Range:
-    """Return a range that also contains the results that Java up to 0.10 stored one too high."""
-    return results if results.high is None or results.high > 0 else Range(results.low, results.high + 1)
+def _widen_range(stored_results: Range) -> Range:
+    """Return a range that also contains the results that Java up to 0.10 stored one too high.
+
+    Only results of times before 1970, which are negative, were stored one too high. So a range that ends above 0
+    already contains them.
+    """
+    high = stored_results.high
+    return stored_results if high is None or high > 0 else Range(stored_results.low, high + 1)
 
 
 def _make_field_predicate(predicate: Bound, field: PartitionField, op: Op, *values: Value) -> Bound:

@@ -49,12 +49,12 @@ class Range(NamedTuple):
     high: Any
 
 
-def is_ordered(transform: str, kind: str) -> bool:
-    """Return whether a transform keeps the order of values, except results that overflow.
+def keeps_order(transform: str, kind: str) -> bool:
+    """Return whether a transform changes values and keeps their order, except for results that overflow.
 
-    A wide truncation of integers is excluded, because too many of its results overflow.
-
-    The transform is canonical and accepts the type. For identity, the result is False.
+    A wide truncation of integers is excluded, because too many of its results overflow. For identity, the result is
+    False: callers use predicates on plain values without mapping ranges. The transform is canonical and accepts the
+    type.
     """
     name = get_transform_name(transform)
     if name == "truncate" and is_known(transform):
@@ -62,7 +62,7 @@ def is_ordered(transform: str, kind: str) -> bool:
     return name in CALENDAR
 
 
-def is_rounded(transform: str, kind: str) -> bool:
+def may_be_stored_one_too_high(transform: str, kind: str) -> bool:
     """Return whether Java up to 0.10 stored results of the transform before 1970 that are too high by one.
 
     The transform must be canonical.
@@ -105,23 +105,26 @@ def transform_range(transform: str, kind: str, source: Range) -> list[Range]:
         is_low_unbounded = piece.low == result_first or (low == first and shift == 0)
         is_high_unbounded = piece.high == result_end or (high == end and shift == 0)
         results.append(Range(None if is_low_unbounded else piece.low, None if is_high_unbounded else piece.high))
-    int_form = find_stored_as_int(transform, kind)
-    if int_form is None or low >= int_form.end or high <= _find_limits("int").low:
+    overflowed = find_overflowed_truncation(transform, kind)
+    if overflowed is None or low >= overflowed.end or high <= _find_limits("int").low:
         return results
     return (
         results
-        if contains_value(results, int_form.wrapped)
-        else [*results, Range(int_form.wrapped, int_form.wrapped + 1)]
+        if contains_value(results, overflowed.wrapped)
+        else [*results, Range(overflowed.wrapped, overflowed.wrapped + 1)]
     )
 
 
-class StoredAsInt(NamedTuple):
-    """The truncation of the lowest ints, whose result overflowed in the partition values of some files.
+class OverflowedTruncation(NamedTuple):
+    """The result of truncating the lowest ints, which overflowed in the partition values of some files.
+
+    For example, `truncate[10]` of the lowest int, -2147483648, is -2147483650, which is no int. Files that were written
+    when the column was an int have the wrapped value 2147483646 instead.
 
     Attributes:
         exact: The exact result.
-        wrapped: The value after the overflow.
-        end: The lowest int whose result equals the result of the same long. Lower ints may have other results.
+        wrapped: The value after the overflow, which old files contain.
+        end: Ints below this value may have other results than the equal longs. From this value on, they are equal.
     """
 
     exact: int
@@ -129,7 +132,7 @@ class StoredAsInt(NamedTuple):
     end: int
 
 
-def find_stored_as_int(transform: str, kind: str) -> StoredAsInt | None:
+def find_overflowed_truncation(transform: str, kind: str) -> OverflowedTruncation | None:
     """Return the result of a truncated long that may be stored as another value, because the column was an int.
 
     The result is None if no result of an int wraps.
@@ -139,8 +142,10 @@ def find_stored_as_int(transform: str, kind: str) -> StoredAsInt | None:
     lowest_int = _find_limits("int").low
     width = get_transform_width(transform)
     exact = lowest_int - lowest_int % width
-    end = exact + width if is_ordered(transform, kind) else _find_limits("int").high
-    return StoredAsInt(exact, wrap_to_bits(exact, INTEGER_BITS["int"]), end) if exact < lowest_int else None
+    # Only the ints of the lowest truncated group overflow. With a larger width, many ints may have other
+    # results than the equal longs.
+    end = exact + width if keeps_order(transform, kind) else _find_limits("int").high
+    return OverflowedTruncation(exact, wrap_to_bits(exact, INTEGER_BITS["int"]), end) if exact < lowest_int else None
 
 
 def contains_value(ranges: Iterable[Range], value: int) -> bool:

@@ -498,6 +498,9 @@ class _Reader(Comparisons):
             unit = type(node).__name__.lower()
             if qualified:
                 return self._apply_transform(unit, node.this)
+            # YEAR(x) of SQL is the calendar year, but Iceberg's transform counts years since 1970. The built-in
+            # functions MONTH, DAY and HOUR have no transform: MONTH(x) is 1 to 12, but Iceberg counts months since
+            # 1970.
             term = self._apply_transform(unit, node.this) if unit == "year" else None
             return None if term is None else term._replace(origin=_FIRST_YEAR)
         if not isinstance(node, exp.Anonymous):
@@ -556,10 +559,13 @@ class _StrictReader(_Reader):
         return super().fit_literal(literal, term)
 
     def _parse_leaf(self, node: exp.Expr, negated: bool) -> Expression | None:
+        """Convert a predicate, or return None if Trino refuses it or may evaluate it differently."""
         if isinstance(node, exp.IsNan | exp.NullSafeEQ | exp.NullSafeNEQ | exp.StartsWith | exp.Null):
             return None
         has_null = any(isinstance(child, exp.Null) for child in node.iter_expressions())
-        if has_null != isinstance(node, exp.Is):  # IS TRUE, or a comparison with a null, whose type is unknown.
+        # `x IS NULL` is used, but not `x IS TRUE`, and no comparison with a null, because the type of the null is
+        # unknown.
+        if has_null != isinstance(node, exp.Is):
             return None
         if (
             type(node) in _COMPARISON_OPS
@@ -570,7 +576,10 @@ class _StrictReader(_Reader):
         return super()._parse_leaf(node, negated)
 
     def _parse_transform(self, node: exp.Expr, *, qualified: bool) -> ComparedTerm | None:
-        """Return the year or the day of a column. Other transforms have no function in Trino."""
+        """Return the year or the day of a column. Other transforms have no function in Trino.
+
+        A cast to DATE is the day. A qualified function, such as Spark's `system.days(…)`, does not exist in Trino.
+        """
         if qualified or not (isinstance(node, exp.Year) or type(node) is exp.Cast):
             return None
         return super()._parse_transform(node, qualified=False)

@@ -57,7 +57,8 @@ class AmbiguousRounding(Inconvertible):
     """Engines round the literal to different values of the column's type.
 
     Attributes:
-        nearest: The literal, rounded once, and whether it is exact.
+        nearest: The text of the literal, which is rounded once when it is parsed, and whether the rounded value equals
+            the literal.
         values: All values that an engine may use for the literal, as text in ascending order.
     """
 
@@ -166,6 +167,14 @@ def _fit_boolean(literal: TypedLiteral, _: str) -> tuple[object, bool]:
 
 
 def _fit_integer(literal: TypedLiteral, _: str) -> tuple[object, bool]:
+    """Convert a literal for an int or long column.
+
+    Returns:
+        The text of the number, and True, because no engine rounds it.
+
+    Raises:
+        Inconvertible: The literal is not a number that all engines compare exactly.
+    """
     if literal.kind == "number" or (literal.kind == "text" and _INTEGER.fullmatch(literal.text)):
         return literal.text.strip(), True
     if literal.kind == "double":

@@ -208,8 +208,9 @@ def read_footer(data: bytes) -> ParquetFooter:
 def _read_group(data: bytes, offset: int, ordinal: int) -> RowGroup:
     """Decode the row group at the position `offset` of the footer.
 
-    The column chunks are read by a kernel, because a row group can have thousands of columns. The list of columns must
-    be the first field. The other fields are then decoded as a structure, after a made-up first field in its place.
+    The column chunks are read by compiled code (`_footer.pyx`), because a row group can have thousands of columns. The
+    list of columns must be the first field. The other fields are then decoded as a structure, after a made-up first
+    field in its place.
 
     Args:
         data: The footer.
@@ -300,9 +301,9 @@ def patch_chunks(footer: ParquetFooter, chunks: Longs, values: Longs, paths: Seq
 
     Args:
         footer: The footer.
-        chunks: Rows of the footer's tables of chunks.
-        values: The new values, int64[n, PATCHED_FIELDS], in columns by `PATCH`. A field that a chunk does not have is
-            not added.
+        chunks: The chunks: some rows of `RowGroup.chunks`, which have the position of each chunk in the footer.
+        values: The new values of the fields of each chunk, as int64[chunks, PATCHED_FIELDS]. `PATCH` has the column of
+            each field. A field that a chunk does not have is not added.
         paths: The encoded path of each chunk, or None to keep the path of the chunk.
     """
     return _footer.patch_chunks(
@@ -472,25 +473,25 @@ class PageWalk:
     The pages must fill the chunk, and must have the number of values in the footer.
 
     Attributes:
-        at: The position of the next page header in the file.
+        position: The position of the next page header in the file.
         end: The position after the chunk.
         values: The number of values in the remaining pages, according to the footer.
     """
 
-    at: int
+    position: int
     end: int
     values: int
 
     def read_page_headers(self, view: memoryview, begin: int) -> None:
         """Read the page headers that are completely in `view`, which begins at the position `begin` of the file."""
         view_end = begin + len(view)
-        while self.at < self.end and begin <= self.at < view_end:
-            if view_end < self.end and view_end - self.at < PAGE_HEADER_MAX_BYTES:
+        while self.position < self.end and begin <= self.position < view_end:
+            if view_end < self.end and view_end - self.position < PAGE_HEADER_MAX_BYTES:
                 return  # The header may be cut.
-            header_end, kind, _, packed_bytes, values = _footer.page_at(view, self.at - begin)
-            self.at = begin + header_end + packed_bytes
+            header_end, kind, _, packed_bytes, values = _footer.page_at(view, self.position - begin)
+            self.position = begin + header_end + packed_bytes
             self.values -= values if kind in _DATA_PAGES else 0
-            if self.at > self.end:
+            if self.position > self.end:
                 raise ValueError(f"a page exceeds its column chunk, which ends at {self.end}")
 
     def check(self) -> None:
@@ -499,5 +500,8 @@ class PageWalk:
         Raises:
             ValueError: The pages contradict the footer.
         """
-        if self.at != self.end or self.values:
-            raise ValueError(f"the pages of a column chunk have {-self.values} more values than the footer states")
+        if self.position != self.end:
+            raise ValueError(f"the pages of a column chunk end at {self.position}, but the chunk ends at {self.end}")
+        if self.values:
+            difference = f"{abs(self.values)} {'fewer' if self.values > 0 else 'more'}"
+            raise ValueError(f"the pages of a column chunk have {difference} values than the footer states")

@@ -99,7 +99,8 @@ class _Leaf(NamedTuple):
         path: The names of the column and of the columns that contain it, joined by dots.
         width: The memory of a value in bytes, without the bytes of a string.
         by_dictionary: Whether pyarrow reads the column as a dictionary.
-        expands: Whether pyarrow copies a repeated value for each row, although values can have any length.
+        expands: Whether pyarrow copies a repeated value of variable length for each row. The memory of a batch is then
+            not limited by the size of the pages.
     """
 
     number: int
@@ -286,7 +287,7 @@ class BoundedParquet:
     def _has_dictionaries(self, number: int, column: pq.ColumnSchema) -> bool:
         """Return whether pyarrow can read a byte array column as a dictionary.
 
-        It cannot do this for delta encodings, which no row group may use, and for some logical types.
+        It cannot do this for some logical types, or if a row group of this file uses a delta encoding.
         """
         if column.logical_type.type not in _DICTIONARY_TYPES:
             return False
@@ -394,11 +395,11 @@ def check_plain(source: pa.NativeFile, path: str) -> None:
 def _read_plain_footer(source: pa.NativeFile, path: str) -> bytes:
     """Return the footer of an unencrypted file, or b"" if the file is not Parquet."""
     footer = _read_footer_bytes(source, path, limit_bytes=source.size())
-    check_unsigned(footer, path)
+    check_has_no_encrypted_columns(footer, path)
     return footer
 
 
-def check_unsigned(footer: bytes, path: str) -> None:
+def check_has_no_encrypted_columns(footer: bytes, path: str) -> None:
     """Check that a file with this footer has no encrypted columns. If it has some, the footer is usually signed.
 
     Without the keys of an encrypted column, pyarrow aborts the process when the column's metadata are requested.
@@ -447,14 +448,14 @@ def _estimate_footer_weight(footer: bytes, path: str, limit_bytes: int) -> int:
     Raises:
         Unreadable: The decoded footer takes more than `limit_bytes` bytes.
     """
-    check_unsigned(footer, path)
+    check_has_no_encrypted_columns(footer, path)
     if len(footer) <= FOOTER_FREE_BYTES:
         return 0
     try:
         return thrift.estimate_decoded_memory(
             footer, _FOOTER_WEIGHTS, item=_ITEM_BYTES, field=_FIELD_BYTES, limit_bytes=limit_bytes
         )
-    except thrift.TooHeavy:
+    except thrift.MemoryEstimateExceeded:
         raise Unreadable(path, f"the footer takes more than {limit_bytes:,} bytes when it is decoded") from None
     except ValueError as error:
         raise Unreadable(path, f"the footer is broken: {error}") from None

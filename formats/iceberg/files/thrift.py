@@ -73,6 +73,15 @@ def _read_bytes(data: memoryview, offset: int, size: int) -> tuple[bytes, int]:
 
 
 def _read_list(data: memoryview, offset: int, depth: int) -> tuple[tuple[int, list[Any]], int]:
+    """Read a list of the compact protocol, and return the type of its items, the items, and the position after it.
+
+    The upper half of the header is the length, or 15 if the length follows, and the lower half is the type.
+
+    Args:
+        data: The encoded structure.
+        offset: The position of the list.
+        depth: The depth of the structure that contains the list. The outermost structure has depth 0.
+    """
     header = data[offset]
     offset += 1
     size, kind = header >> 4, header & 15
@@ -125,7 +134,7 @@ _READERS: dict[int, Callable[[memoryview, int, int], tuple[Any, int]]] = {
 }
 
 
-class TooHeavy(ValueError):
+class MemoryEstimateExceeded(ValueError):
     """The estimated memory of a structure exceeds the limit."""
 
 
@@ -147,8 +156,8 @@ def estimate_decoded_memory(
         limit_bytes: The maximum result.
 
     Raises:
-        TooHeavy: The memory exceeds `limit_bytes`. A list states its length before its items, and readers allocate
-            memory for it. Therefore the error is raised as soon as the stated lengths are too large.
+        MemoryEstimateExceeded: The memory exceeds `limit_bytes`. A list states its length before its items, and readers
+            allocate memory for it. Therefore the error is raised as soon as the stated lengths are too large.
     """
     estimate = _Weighing(memoryview(data), weights, item, field, limit_bytes)
     try:
@@ -182,14 +191,14 @@ class _Weighing:
                 number, offset = _read_integer(data, offset, depth)
             self._charge(self._field)
             if (kind := header & 15) not in (TRUE, FALSE):
-                offset = self._weigh_value(kind, offset, depth, number)
+                offset = self._weigh_and_skip_value(kind, offset, depth, number)
         return offset + 1
 
-    def _weigh_value(self, kind: int, offset: int, depth: int, number: int) -> int:
-        """Add the memory of a value to the estimate, and return the position after the value.
+    def _weigh_and_skip_value(self, kind: int, offset: int, depth: int, number: int) -> int:
+        """Add the memory of a value's fields and items to the estimate, and return the position after the value.
 
-        Only fields and the items of lists are charged. The highest bit of an integer's byte states whether another
-        byte follows.
+        A value without fields and items is only skipped. The highest bit of an integer's byte states whether another
+        byte follows. `number` is the id of the field that contains the value.
         """
         data = self._data
         if kind in (I16, I32, I64):
@@ -221,18 +230,22 @@ class _Weighing:
             return offset + size
         for _ in range(size):
             # A list inside a list has its own depth. A structure itself increases the depth.
-            offset = self._weigh_value(kind, offset, depth + (kind != STRUCT), number)
+            offset = self._weigh_and_skip_value(kind, offset, depth + (kind != STRUCT), number)
         return offset
 
     def _charge(self, size_bytes: int) -> None:
-        """Add to the estimate. Raise TooHeavy if it exceeds the limit."""
+        """Add to the estimate. Raise MemoryEstimateExceeded if it exceeds the limit."""
         self.total += size_bytes
         if self.total > self._limit_bytes:
-            raise TooHeavy(f"the decoded structure takes more than {self._limit_bytes:,} bytes")
+            raise MemoryEstimateExceeded(f"the decoded structure takes more than {self._limit_bytes:,} bytes")
 
 
 def write_structure(fields: Fields) -> bytes:
-    """Encode fields that have the form of the result of `read_structure`."""
+    """Encode a structure in Thrift's compact protocol.
+
+    Args:
+        fields: The type and the value of each field, by field id, as `read_structure` returns them.
+    """
     buffer = bytearray()
     _put_struct(buffer, fields)
     return bytes(buffer)

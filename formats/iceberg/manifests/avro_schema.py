@@ -34,30 +34,32 @@ class Long:
     """A number or boolean that is read into a column of int64."""
 
     name: str
-    scratch: bool = False
-    """Whether the field is part of a group's element, not of the row."""
+    in_group: bool = False
+    """Whether the field is part of an element of a list or map, not of the row."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestedValue:
-    """A number or boolean that is read into a column of int64 in which no value is reserved for null.
+    """A number or boolean that is read into a column of int64, in which each integer is a possible value.
 
-    A second column has the length of each value: 1, or -1 for null.
+    Null therefore needs a second column, which has the length of each value: 1, or -1 for null.
     """
 
     name: str
-    scratch: bool = False
+    in_group: bool = False
+    """Whether the field is part of an element of a list or map, not of the row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Double:
-    """A float or double that is read into a column of the bits of float64.
+    """A float or double, whose bits as float64 are read into a column.
 
     A second column has the length of each value: 1, or -1 for null.
     """
 
     name: str
-    scratch: bool = False
+    in_group: bool = False
+    """Whether the field is part of an element of a list or map, not of the row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,8 @@ class Text:
     """Bytes or a string that are read into a column of spans, which are positions and lengths in the file's bytes."""
 
     name: str
-    scratch: bool = False
+    in_group: bool = False
+    """Whether the field is part of an element of a list or map, not of the row."""
 
 
 Leaf: TypeAlias = Long | RequestedValue | Double | Text
@@ -386,7 +389,7 @@ class _Compiler:
         return self.add_node("union", position, 1, children=children)
 
     def list_columns(self, reader: Wanted | None) -> list[int]:
-        """Return the existing columns to which a value of `reader` is written."""
+        """Return the columns that exist so far and that the requested field `reader` fills."""
         if isinstance(reader, RecordReader):
             return [column for _, inner in reader.fields.values() for column in self.list_columns(inner)]
         if isinstance(reader, PartitionRecord):
@@ -475,16 +478,21 @@ class _Compiler:
         return node
 
     def add_group(self, schema: Any, reader: ByColumn | Elements, position: _SchemaPosition) -> int:
-        """Add the nodes of a list or of a map by column id, and return the index of its node.
+        """Add the operations that read a list, or a map by column id, and return the index of the first operation.
 
-        Its elements are read into a group of columns, one for each field. A list also has a column with the number of
-        elements of each row. For a map, the values are collected by column id, so it has no such column. A map with the
-        usual layout is read by one operation of the program.
+        The compiled program is a tree of operations (nodes). The elements are read into a group of columns, one for
+        each field of an element. A list also has a column with the number of elements of each row. The values of a map
+        are collected by column id, so it has no such column. A map with the usual layout needs only one operation.
+
+        Args:
+            schema: The writer's schema of the list or map.
+            reader: The requested list or map.
+            position: The position in the writer's schema.
         """
         by_column = isinstance(reader, ByColumn)
         if isinstance(reader, ByColumn):
             fields: tuple[tuple[int, str, Leaf], ...] = (
-                (reader.key_id, "key", Long(f"{reader.name}.key", scratch=True)),
+                (reader.key_id, "key", Long(f"{reader.name}.key", in_group=True)),
                 (reader.value_id, "value", reader.value),
             )
         else:
@@ -533,4 +541,4 @@ _ACCEPTED_TYPES: dict[type[Leaf], tuple[str, ...]] = {
 
 def _find_column_kind(leaf: Leaf) -> str:
     kind = "long" if isinstance(leaf, Long) else "text"
-    return f"scratch {kind}" if leaf.scratch else kind
+    return f"scratch {kind}" if leaf.in_group else kind

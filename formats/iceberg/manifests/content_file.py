@@ -77,9 +77,10 @@ class ContentFile(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The format in upper case: PARQUET, AVRO, ORC or PUFFIN."""
     spec_id: int
     partition: tuple[Value | None, ...]
-    """The partition values in the form of `expression.py`, in the order of the spec's fields.
+    """The partition values, in the order of the spec's fields. Their types are those of `list_partition_types`.
 
-    The types are those of `list_partition_types`.
+    Dates and times are integers (days, microseconds or nanoseconds), decimals are unscaled integers, and UUIDs are
+    bytes.
     """
     record_count: int
     file_size_in_bytes: int
@@ -124,8 +125,8 @@ def _find_partition_type(metadata: TableMetadata, field: PartitionField) -> str:
 def compute_decimal_size(kind: str) -> int:
     """Return the number of bytes of a decimal type in Avro (spec: appendix A).
 
-    It is the smallest number that is sufficient for every unscaled value of the type. The transform `truncate` rounds
-    down, so its result can be less than the lowest value of the type. It usually fits too.
+    This size is sufficient for every unscaled value of the type. The transform `truncate` rounds down, so a truncated
+    value can be less than the lowest value of the type. Such a value usually fits into the size, too.
     """
     greatest: int = 10 ** values.get_decimal_precision(kind) - 1
     return greatest.bit_length() // 8 + 1  # One more bit is the sign.

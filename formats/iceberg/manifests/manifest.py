@@ -187,16 +187,16 @@ _DATA_FILE = RecordReader(
         **{
             field_id: (
                 name,
-                ElementsOf(name, ((0, "element", Long(f"{name}.element", scratch=True)),), of_records=False),
+                ElementsOf(name, ((0, "element", Long(f"{name}.element", in_group=True)),), of_records=False),
             )
             for field_id, name in _FILE_LISTS.items()
         },
         **{
-            field_id: (name, ByColumn(name, key_id, value_id, Long(f"{name}.value", scratch=True)))
+            field_id: (name, ByColumn(name, key_id, value_id, Long(f"{name}.value", in_group=True)))
             for field_id, (name, key_id, value_id) in _FILE_COUNTS.items()
         },
         **{
-            field_id: (name, ByColumn(name, key_id, value_id, Text(f"{name}.value", scratch=True)))
+            field_id: (name, ByColumn(name, key_id, value_id, Text(f"{name}.value", in_group=True)))
             for field_id, (name, key_id, value_id) in _FILE_BOUNDS.items()
         },
     },
@@ -234,10 +234,10 @@ _LIST = RecordReader(
             ElementsOf(
                 "partitions",
                 (
-                    (509, "contains_null", Long("contains_null", scratch=True)),
-                    (518, "contains_nan", Long("contains_nan", scratch=True)),
-                    (510, "lower_bound", Text("lower_bound", scratch=True)),
-                    (511, "upper_bound", Text("upper_bound", scratch=True)),
+                    (509, "contains_null", Long("contains_null", in_group=True)),
+                    (518, "contains_nan", Long("contains_nan", in_group=True)),
+                    (510, "lower_bound", Text("lower_bound", in_group=True)),
+                    (511, "upper_bound", Text("upper_bound", in_group=True)),
                 ),
                 of_records=True,
             ),

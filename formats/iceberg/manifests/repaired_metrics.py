@@ -74,16 +74,20 @@ def repair_file(file: ContentFile, find_type: FindType) -> ContentFile:
 def has_unusable_metrics(manifest: DecodedManifest, find_type: FindType) -> bool:
     """Return whether `repair_file` would change a file of the manifest.
 
-    If the manifest has more than `BOUNDS_MAX` bounds, the result is False.
+    If the manifest has more than `BOUNDS_MAX` bounds, it is not checked, because the check takes about a second for
+    this number, and the result is False.
     """
     bound_count = sum(len(rows) for columns in manifest.bounds.values() for rows, _, _ in columns.values())
     if bound_count > BOUNDS_MAX:
         return False
-    return any(_find_wrong_counts(manifest)) or any(_find_wrong_bounds(manifest, find_type))
+    return any(_check_counts(manifest)) or any(_check_bounds(manifest, find_type))
 
 
-def _find_wrong_counts(manifest: DecodedManifest) -> Iterator[bool]:
-    """Yield whether counts of a column are unusable, for each column and kind of count."""
+def _check_counts(manifest: DecodedManifest) -> Iterator[bool]:
+    """Check the counts, and yield True for each failed check and False for each other check.
+
+    No count is negative. Counts of nulls or NaN are at most the count of values.
+    """
     for name in _COUNTS:
         for column, (rows, counts) in manifest.counts.get(name, {}).items():
             yield bool((counts < 0).any())
@@ -97,8 +101,8 @@ def _find_wrong_counts(manifest: DecodedManifest) -> Iterator[bool]:
                 yield bool((counts[is_present] > counts_max.take(indexes[is_present])).any())
 
 
-def _find_wrong_bounds(manifest: DecodedManifest, find_type: FindType) -> Iterator[bool]:
-    """Yield whether `repair_file` would change a pair of bounds, for each distinct pair of a column."""
+def _check_bounds(manifest: DecodedManifest, find_type: FindType) -> Iterator[bool]:
+    """Check each distinct pair of bounds of a column, and yield whether `repair_file` would change it."""
     heap = manifest.heap.tobytes()
     lower, upper = manifest.bounds.get(LOWER, {}), manifest.bounds.get(UPPER, {})
     for column in {**lower, **upper}:

@@ -93,7 +93,11 @@ def _list_spans(manifest: DecodedManifest) -> Iterator[tuple[Longs, NDArray[np.i
 
 
 def _compact_heap(manifest: DecodedManifest) -> DecodedManifest:
-    """Return the manifest with a heap that contains only the bytes in its spans."""
+    """Return the manifest without the bytes that no value uses.
+
+    The heap is the array with the bytes of all texts, partition values and bounds. A span is the position and the
+    length of one of these values in the heap.
+    """
     spans = list(_list_spans(manifest))
     lengths = [np.maximum(span_lengths, 0).astype(np.int64) for _, span_lengths in spans]
     sizes = np.concatenate(lengths) if lengths else np.zeros(0, np.int64)

@@ -202,9 +202,11 @@ def _summarize_partitions(
 
 
 def _summarize_field(kind: str, values: Sequence[Value | None]) -> FieldSummary | None:
-    """Return the summary of a field, or None if the bounds depend on the reader's order.
+    """Return the summary of a field, or None if readers would not agree about its bounds.
 
-    Spec: "Manifest Lists", `field_summary`. Bounds exclude NaN, and -0.0 is below 0.0.
+    Java compares UUIDs as two signed halves, and other readers compare their bytes. If both orders have different
+    bounds, any of the two would be wrong for some readers. Spec: "Manifest Lists", `field_summary`. Bounds exclude NaN,
+    and -0.0 is below 0.0.
     """
     non_null_values: list[Any] = [value for value in values if value is not None]
     ordered_values = [value for value in non_null_values if value == value]  # NaN differs from itself.

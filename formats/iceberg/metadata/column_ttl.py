@@ -77,8 +77,10 @@ class TtlPolicy:
     def list_rules(self, metadata: TableMetadata, now_ms: int) -> list[TtlRule]:
         """Return the rules that apply at the time `now_ms`, one for each different age.
 
-        The rule of an age selects the rows that are older, and has all columns whose age is not higher. The rules of
-        the oldest partitions are first, because these partitions lose the most columns.
+        The rule of an age selects the rows that are older, and lists the columns that have expired in them: those with
+        this age or a lower age. For example, if `a` expires after 30 days and `b` after 90 days, the rule of 90 days
+        lists `a` and `b`, and the rule of 30 days lists `a`. The rules with the highest ages are first, because their
+        partitions lose the most columns.
 
         Raises:
             BadRequest: The table is not partitioned by a time column; or it is partitioned by several, and the policy

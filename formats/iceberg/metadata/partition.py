@@ -58,8 +58,8 @@ class PartitionSpec(msgspec.Struct, frozen=True, dict=True, rename="kebab"):
         return max((field.field_id or 0 for field in self.fields), default=FIELD_ID_START - 1)
 
     @property
-    def published_ids(self) -> frozenset[int]:
-        """The columns from which the partition values in manifests are derived."""
+    def partition_source_ids(self) -> frozenset[int]:
+        """The ids of the columns from which the partition values in manifests are computed."""
         return frozenset(source for field in self.fields if not field.is_void for source in field.sources)
 
     def list_fields_with_source(self, column_id: int) -> tuple[PartitionField, ...]:

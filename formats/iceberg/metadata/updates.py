@@ -125,7 +125,7 @@ class SetSnapshotRef(Update, frozen=True):
     max_ref_age_ms: Int64 | None = None
 
     @staticmethod
-    def to_ref(name: str, ref: SnapshotRef) -> SetSnapshotRef:
+    def build_for_ref(name: str, ref: SnapshotRef) -> SetSnapshotRef:
         """Return the update that sets the reference `name` to `ref`."""
         limits = ref.min_snapshots_to_keep, ref.max_snapshot_age_ms, ref.max_ref_age_ms
         return SetSnapshotRef(name, ref.type, ref.snapshot_id, *limits)
@@ -165,7 +165,11 @@ class EnableRowLineage(Update, frozen=True):
     action = "enable-row-lineage"
 
     def apply(self, builder: TableBuilder) -> None:
-        # All version 3 tables track row lineage. The action is older than this rule of the spec.
+        """Check that the version of the table supports row lineage. Nothing changes, because it is then always enabled.
+
+        Raises:
+            BadRequest: The table has a version before 3.
+        """
         version = builder.format_version
         if version < ROW_LINEAGE_MIN_FORMAT_VERSION:
             raise BadRequest(f"Cannot enable row lineage: it is not supported until v3, the table is v{version}")

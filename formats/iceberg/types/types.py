@@ -137,7 +137,7 @@ def _is_int(value: object, bits: int) -> bool:
 
 
 def _is_decimal(value: object, type_name: str) -> bool:
-    """Return whether a value is a decimal as text, with the digits that the type has after the point."""
+    """Return whether a column's default is a decimal as text, with the digits that the type has after the point."""
     if not isinstance(value, str):
         return False
     number = Decimal(value).as_tuple()
@@ -145,7 +145,7 @@ def _is_decimal(value: object, type_name: str) -> bool:
     precision, scale = parameters.split(",")
     if not isinstance(number.exponent, int) or -number.exponent != int(scale):
         return False
-    # Readers cannot represent a default with more digits, so they could not read any older file.
+    # Readers use the default for rows of files without the column, and cannot represent a default with more digits.
     return len(number.digits) <= int(precision)
 
 

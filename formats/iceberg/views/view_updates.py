@@ -144,7 +144,8 @@ class _ViewBuilder:
             raise BadRequest(f"Cannot set current version to unknown version: {version_id}")
         if version_id == self.current_version_id:
             return
-        # The log states when the version becomes current, not when it was created.
+        # A version of this change has its own time. An older version becomes current now, so the log has the present
+        # time.
         entry_time_ms = version.timestamp_ms if version_id in self.added_versions else self.now_ms
         self.log_entry = ViewLogEntry(entry_time_ms, version_id)
         self.current_version_id, self.changed = version_id, True

@@ -55,7 +55,10 @@ class _Piece(NamedTuple):
 
 
 def convert_to_keys(array: pa.Array | pa.ChunkedArray, kind: str) -> Keys:
-    """Convert a column to the keys that indexes store (`keys.py`), one key for each row.
+    """Convert a column to the keys that indexes store, one key for each row.
+
+    The key of a value of up to 8 bytes is an unsigned 64-bit number, a code, and the key of any other value is bytes.
+    The order of the keys is the order of the values.
 
     Args:
         array: The values.
@@ -175,7 +178,8 @@ def _encode_piece(array: pa.Array, kind: str) -> _Piece:
     """
     rows, name = len(array), get_base_name(kind)
     if pa.types.is_null(array.type):
-        return _Piece(rows, np.zeros(rows, dtype=np.uint64), None, None, _make_empty_mask(rows), None)
+        codes = np.zeros(rows, dtype=np.uint64)
+        return _Piece(rows, codes, starts=None, heap=None, valid=_make_empty_mask(rows), nan=None)
     valid, nan = _read_validity(array), None
     if name in FLOATS and pa.types.is_floating(array.type):
         codes, nan = _encode_floats(array, name, valid)
@@ -185,7 +189,7 @@ def _encode_piece(array: pa.Array, kind: str) -> _Piece:
         codes = _read_integers(array, kind, name, valid).view(np.uint64) ^ np.uint64(SIGN)
     if valid is not None:
         codes[~valid] = 0
-    return _Piece(rows, codes, None, None, valid, nan)
+    return _Piece(rows, codes, starts=None, heap=None, valid=valid, nan=nan)
 
 
 def _encode_floats(array: pa.Array, name: str, valid: Mask | None) -> tuple[Codes, Mask | None]:
@@ -326,7 +330,8 @@ def _make_byte_keys(array: pa.Array, kind: str) -> _Piece:
     rows, arrow = len(array), array.type
     if pa.types.is_null(arrow):
         nothing = np.zeros(0, dtype=np.uint8)
-        return _Piece(rows, None, np.zeros(rows + 1, dtype=np.int64), nothing, _make_empty_mask(rows), None)
+        no_starts = np.zeros(rows + 1, dtype=np.int64)
+        return _Piece(rows, codes=None, starts=no_starts, heap=nothing, valid=_make_empty_mask(rows), nan=None)
     valid = _read_validity(array)
     if get_base_name(kind) == "decimal" and pa.types.is_decimal(arrow):
         high, low = _split_halves(array, kind, valid)
@@ -341,7 +346,7 @@ def _make_byte_keys(array: pa.Array, kind: str) -> _Piece:
         raise _make_no_values_error(arrow, kind)
     if valid is not None:
         starts, heap = _remove_nulls(starts, heap, valid)
-    return _Piece(rows, None, starts, heap, valid, None)
+    return _Piece(rows, codes=None, starts=starts, heap=heap, valid=valid, nan=None)
 
 
 _OFFSET_DTYPES = {pa.string(): "i4", pa.binary(): "i4", pa.large_string(): "i8", pa.large_binary(): "i8"}

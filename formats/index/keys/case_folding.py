@@ -64,7 +64,7 @@ def has_known_case(text: str) -> bool:
 
 
 def fold_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return the folded texts of a column of strings.
+    """Return the texts of a column with folded case: texts that differ only by case become equal.
 
     The column can be a dictionary, or binary without a UTF-8 annotation.
 
@@ -133,7 +133,8 @@ def _load_folds() -> dict[int, str]:
 def _make_unassigned_pattern() -> re.Pattern[str]:
     """Return a pattern that matches unassigned characters, and also all characters beyond U+FFFF.
 
-    Beyond U+FFFF, the time of a match does not depend on the number of ranges.
+    `has_known_case` checks the matches again with an exact pattern. Python's regular expressions look up characters up
+    to U+FFFF in a table, but compare other characters with each range, so here all other characters are one range.
     """
     return _compile_character_class(
         [*((first, last) for first, last in _list_unassigned_ranges() if last <= _TABLED_MAX), (_TABLED_MAX + 1, _LAST)]

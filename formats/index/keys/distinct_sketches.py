@@ -38,6 +38,8 @@ _RANK_BITS = 6
 """The number of bits of a rank in a coupon."""
 _COUPON_BITS = 18
 """The number of bits of a coupon: 12 bits of the register, and 6 bits of the rank."""
+_COUPON_BYTES = 4
+"""The size of a stored coupon."""
 _RANK_MASK = np.uint32((1 << _RANK_BITS) - 1)
 _HASH_BITS = 52
 """The number of bits of a hash that determine the rank."""
@@ -77,22 +79,30 @@ class _Sketches(NamedTuple):
         return dense
 
     def read_registers(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-        """Return uint8[sketches, 4096] for these sketches, which have the bytes of all registers."""
+        """Return the registers of some dense sketches, as uint8[sketches, 4096].
+
+        `numbers` has the indexes of the sketches.
+        """
         registers: npt.NDArray[np.uint8] = self.data[self.starts[numbers][:, None] + np.arange(REGISTERS)]
         return registers
 
     def list_coupons(self, numbers: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], Coupons]:
         """Return the coupons of sketches that list their registers.
 
+        A coupon has 4 bytes: the number of a register that is not 0, and the rank in the register.
+
+        Args:
+            numbers: The indexes of the sketches.
+
         Returns:
             int64[coupons], the position in `numbers` of each coupon's sketch, and the coupons.
         """
-        counts = self.lengths[numbers] // 4
-        owners = np.repeat(np.arange(len(numbers)), counts)
+        counts = self.lengths[numbers] // _COUPON_BYTES
+        sketch_positions = np.repeat(np.arange(len(numbers)), counts)
         ends = np.cumsum(counts)
-        indexes_in_sketch = np.arange(len(owners)) - np.repeat(ends - counts, counts)
-        positions = indexes_in_sketch + np.repeat(self.starts[numbers] // 4, counts)
-        return owners, self.data.view("<u4")[positions]
+        indexes_in_sketch = np.arange(len(sketch_positions)) - np.repeat(ends - counts, counts)
+        positions = indexes_in_sketch + np.repeat(self.starts[numbers] // _COUPON_BYTES, counts)
+        return sketch_positions, self.data.view("<u4")[positions]
 
 
 def make_coupons(values: pa.Array) -> Coupons:
@@ -145,7 +155,10 @@ def make_value_sketches(values: pa.Array) -> pa.Array:
 
 
 def build_sketches(values: pa.ChunkedArray, groups: Groups, count: int) -> pa.Array:
-    """Return the sketches of the values of `count` groups. Nulls are not counted.
+    """Return the HyperLogLog sketches of the values of `count` groups. Nulls are not counted.
+
+    A value becomes a coupon: the number of a register, and the rank of the value's hash. A sketch keeps the largest
+    rank of each register.
 
     Args:
         values: The values, of a type in `SKETCHED_TYPES`.
@@ -161,7 +174,8 @@ def merge_sketches(sketches: pa.ChunkedArray, groups: Groups, count: int) -> pa.
     """Return the merged sketches of `count` groups.
 
     Sketches that list their registers are merged as one list of registers. Sketches with all registers are merged by
-    the maximum of each register, for some groups at a time, which limits the memory.
+    the maximum of each register, for some groups at a time, which limits the memory. A coupon is the number of a
+    register and its rank, in 32 bits.
 
     Args:
         sketches: The sketches. A null has no values.
@@ -171,7 +185,7 @@ def merge_sketches(sketches: pa.ChunkedArray, groups: Groups, count: int) -> pa.
     Raises:
         ValueError: A sketch is damaged.
     """
-    parts = _read(_to_array(sketches))
+    parts = _check_and_split(_to_array(sketches))
     order = np.argsort(groups, kind="stable")
     is_dense = parts.is_dense[order]
     step = _GROUPS_PER_STEP if is_dense.any() else max(1, count)
@@ -180,15 +194,15 @@ def merge_sketches(sketches: pa.ChunkedArray, groups: Groups, count: int) -> pa.
     merged = []
     for first_group, begin, end in zip(first_groups, edges[:-1], edges[1:], strict=True):
         members, is_member_dense = order[begin:end], is_dense[begin:end]
-        owners, coupons = parts.list_coupons(members[~is_member_dense])
-        owner_groups, all_coupons = [groups[members[~is_member_dense]][owners]], [coupons]
+        sketch_positions, coupons = parts.list_coupons(members[~is_member_dense])
+        coupon_groups, all_coupons = [groups[members[~is_member_dense]][sketch_positions]], [coupons]
         for group, registers in _merge_dense(parts, members[is_member_dense], groups):
             nonzero = np.flatnonzero(registers)
-            owner_groups.append(np.full(len(nonzero), group))
+            coupon_groups.append(np.full(len(nonzero), group))
             all_coupons.append((nonzero.astype(np.uint32) << np.uint32(_RANK_BITS)) | registers[nonzero])
         merged.append(
             _encode(
-                np.concatenate(owner_groups) - first_group, np.concatenate(all_coupons), min(step, count - first_group)
+                np.concatenate(coupon_groups) - first_group, np.concatenate(all_coupons), min(step, count - first_group)
             )
         )
     return pa.concat_arrays(merged) if merged else pa.array([], SKETCH)
@@ -219,12 +233,13 @@ def _merge_dense(
 def estimate_sketches(sketches: pa.Array | pa.ChunkedArray) -> pa.Array:
     """Return the estimated number of distinct values of each sketch, as int64. The estimate of a null is 0.
 
-    The estimate depends on how many registers have each rank, so these numbers are counted first.
+    The estimate depends on how many registers have each rank, so these numbers are counted first. A sparse sketch lists
+    only registers that are not 0, as coupons of 4 bytes (register and rank), so its other registers have the rank 0.
 
     Raises:
         ValueError: A sketch is damaged.
     """
-    parts = _read(_to_array(sketches))
+    parts = _check_and_split(_to_array(sketches))
     counts = np.zeros((len(parts.lengths), RANK_MAX + 1), np.int64)
     dense_indexes = np.flatnonzero(parts.is_dense)
     for start in range(0, len(dense_indexes), _SKETCHES_PER_STEP):
@@ -232,19 +247,21 @@ def estimate_sketches(sketches: pa.Array | pa.ChunkedArray) -> pa.Array:
         for index, registers in zip(step_indexes, parts.read_registers(step_indexes), strict=True):
             counts[index] = np.bincount(registers, minlength=RANK_MAX + 1)
     sparse_indexes = np.flatnonzero(~parts.is_dense)
-    owners, coupons = parts.list_coupons(sparse_indexes)
-    np.add.at(counts, (sparse_indexes[owners], coupons & _RANK_MASK), 1)
-    counts[sparse_indexes, 0] = REGISTERS - parts.lengths[sparse_indexes] // 4
+    sketch_positions, coupons = parts.list_coupons(sparse_indexes)
+    np.add.at(counts, (sparse_indexes[sketch_positions], coupons & _RANK_MASK), 1)
+    counts[sparse_indexes, 0] = REGISTERS - parts.lengths[sparse_indexes] // _COUPON_BYTES
     return pa.array(np.rint(_estimate(counts)).astype(np.int64))
 
 
 def iterate_registers(sketches: pa.Array | pa.ChunkedArray) -> Iterator[npt.NDArray[np.uint8]]:
-    """Yield uint8[4096], the registers of each sketch.
+    """Yield the registers of each sketch, as uint8[4096].
+
+    A sparse sketch lists only registers that are not 0, as coupons: 64 * register + rank.
 
     Raises:
         ValueError: A sketch is damaged.
     """
-    parts = _read(_to_array(sketches))
+    parts = _check_and_split(_to_array(sketches))
     for number, is_dense in enumerate(parts.is_dense.tolist()):
         if is_dense:
             yield parts.read_registers(np.array([number]))[0]
@@ -261,7 +278,7 @@ def check_sketches(sketches: pa.Array) -> None:
     Raises:
         ValueError: A sketch is damaged.
     """
-    _read(sketches)
+    _check_and_split(sketches)
 
 
 def _estimate(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
@@ -284,9 +301,10 @@ def _estimate(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
 
 
 def _sum_sigma(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return x + sum of 2^(k-1) * x^(2^k) for k = 1, 2, …, for x below 1.
+    """Return the function sigma of Ertl's paper: x + sum of 2^(k-1) * x^(2^k) for k = 1, 2, …
 
-    It corrects an estimate for registers that are 0. The sum ends when a further term no longer changes it.
+    It corrects an estimate for the registers that no value has set. `x` is the fraction of these registers, and is
+    below 1. The sum ends when a further term no longer changes it.
     """
     total, weight = x.copy(), 1.0
     while True:
@@ -338,8 +356,11 @@ def _encode(groups: Groups, coupons: Coupons, count: int) -> pa.Array:
     return pa.Array.from_buffers(SKETCH, count, [None, pa.py_buffer(starts), pa.py_buffer(data)])
 
 
-def _read(sketches: pa.Array) -> _Sketches:
+def _check_and_split(sketches: pa.Array) -> _Sketches:
     """Check sketches, and return their bytes. A null becomes a sketch without values.
+
+    A sparse sketch has coupons of 4 bytes, in ascending order: 64 * register + rank. A dense sketch has one byte for
+    each register.
 
     Raises:
         ValueError: A sketch is damaged.
@@ -354,17 +375,18 @@ def _read(sketches: pa.Array) -> _Sketches:
     heap = np.frombuffer(buffer, np.uint8) if buffer is not None and buffer.size else np.zeros(0, np.uint8)
     parts = _Sketches(heap[starts[0] : starts[-1]].copy(), starts - starts[0])
     lengths = parts.lengths
-    if ((lengths % 4 != 0) | (lengths > REGISTERS)).any():
+    if ((lengths % _COUPON_BYTES != 0) | (lengths > REGISTERS)).any():
         raise ValueError("the length of a sketch is invalid")
     dense_indexes = np.flatnonzero(parts.is_dense)
     for start in range(0, len(dense_indexes), _SKETCHES_PER_STEP):
         if parts.read_registers(dense_indexes[start : start + _SKETCHES_PER_STEP]).max() > RANK_MAX:
             raise ValueError("a register of a sketch has an invalid rank")
-    owners, coupons = parts.list_coupons(np.flatnonzero(~parts.is_dense))
+    sketch_positions, coupons = parts.list_coupons(np.flatnonzero(~parts.is_dense))
     ranks, registers = coupons & _RANK_MASK, coupons >> np.uint32(_RANK_BITS)
     if ((ranks == 0) | (ranks > RANK_MAX) | (registers >= REGISTERS)).any():
         raise ValueError("a sketch lists an invalid register")
-    if ((owners[1:] == owners[:-1]) & (registers[1:] <= registers[:-1])).any():
+    is_same_sketch = sketch_positions[1:] == sketch_positions[:-1]
+    if (is_same_sketch & (registers[1:] <= registers[:-1])).any():
         raise ValueError("the registers of a sketch are not in ascending order")
     return parts
 

@@ -32,7 +32,7 @@ class IndexedFunction:
     """A function on which indexes can be built."""
 
     name: str
-    keys: str
+    key_form: str
     """The name of the form of the function's keys, which is a part of each definition's id.
 
     The name must change whenever the key of any value changes, so that no plan reads older index files with newer keys.
@@ -44,10 +44,11 @@ class IndexedFunction:
     project: Callable[[Bound, Bound], Expression]
     """A function that returns a condition on the indexed values that all matching rows satisfy.
 
-    The arguments are a predicate on the column, and a predicate on the indexed values as a template.
+    The first argument is a predicate on the column. The second argument is any predicate on the indexed values: the
+    condition consists of its copies, with other operators and values.
     """
 
-    def takes(self, kind: str) -> bool:
+    def supports_type(self, kind: str) -> bool:
         """Return whether the function can index columns of the Iceberg type."""
         return accepts_values(self.name, kind)
 

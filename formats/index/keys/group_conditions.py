@@ -33,7 +33,10 @@ def get_dimension_column_id(number: int) -> int:
 
 
 def get_group_column_name(column_id: int) -> str:
-    """Return the name of the group column that has this id in conditions on groups."""
+    """Return the name of the group column that has this id in conditions on groups.
+
+    The column of dimension 0 is `d0` and has the id 1, because field ids begin at 1 (`get_dimension_column_id`).
+    """
     return f"d{column_id - 1}"
 
 
@@ -63,7 +66,7 @@ def to_group_condition(condition: Expression, terms: Sequence[Term]) -> Expressi
     return replace_predicates(condition, lambda predicate: _find_condition(predicate, terms))
 
 
-def rename_condition(condition: Expression, find_number: Callable[[Bound], int | None]) -> Expression:
+def translate_dimension_condition(condition: Expression, find_number: Callable[[Bound], int | None]) -> Expression:
     """Return the condition on the groups of a cube that follows from a condition on rows of a dimension table.
 
     A dimension table is joined to the table of the cube, and the cube groups by some of its columns.
@@ -74,11 +77,11 @@ def rename_condition(condition: Expression, find_number: Callable[[Bound], int |
             or None if there is none.
     """
 
-    def rename(predicate: Bound) -> Expression:
+    def translate(predicate: Bound) -> Expression:
         number = None if _is_undecided(predicate) else find_number(predicate)
         return TRUE if number is None else _rename_predicate(predicate, number)
 
-    return replace_predicates(condition, rename)
+    return replace_predicates(condition, translate)
 
 
 def is_at_boundary(predicate: Bound, term: Term) -> bool:
@@ -120,7 +123,10 @@ def _find_condition(predicate: Bound, terms: Sequence[Term]) -> Expression:
 
 
 def _is_undecided(predicate: Bound) -> bool:
-    """Return whether only the engine can evaluate a predicate, because it tests for NaN or uses a function."""
+    """Return whether only the engine can evaluate a predicate, because it compares floats or uses a function.
+
+    Engines differ about NaN and about the sign of zero.
+    """
     has_floats = get_base_name(predicate.result) in FLOATS or get_base_name(predicate.kind) in FLOATS
     return has_floats or is_function(predicate.transform)
 

@@ -39,12 +39,12 @@ class KeySpan:
 
     def __init__(self, kind: str, low: int, high: int) -> None:
         self.kind = kind
-        self.table: tuple[Words | None, int, int] | None = (
+        self.bit_table: tuple[Words | None, int, int] | None = (
             (None, low, high - low + 1) if high - low < CODE_MAX else None
         )
-        """The table of bits (see `KeySet.table`).
+        """The table of bits (see `KeySet.bit_table`), whose bits are None, because all of them are set.
 
-        The bits are None, because all of them are set. Without a table, the number of bits would exceed 64 bits.
+        The table is None if its number of bits does not fit into 64 bits.
         """
         self._low, self._high = np.uint64(low), np.uint64(high)
 
@@ -156,7 +156,7 @@ class KeySet:
         return mask
 
     def _mark_codes(self, codes: Codes) -> Bytes:
-        table = self.table
+        table = self.bit_table
         if table is not None:
             bits, low, span = table
             if bits is not None:
@@ -165,7 +165,7 @@ class KeySet:
         return _mark_members(self.distinct.codes, codes)
 
     @cached_property
-    def table(self) -> tuple[Words | None, int, int] | None:
+    def bit_table(self) -> tuple[Words | None, int, int] | None:
         """The table of bits of a set of codes, or None if their range is too wide or the set is empty.
 
         It consists of a bit for each code from the lowest on, the lowest code, and the number of bits.
@@ -174,7 +174,7 @@ class KeySet:
         if codes is None or not len(codes):
             return None
         low, high = int(codes[0]), int(codes[-1])
-        span = min(high - low, CODE_MAX - 1) + 1
+        span = min(high - low, CODE_MAX - 1) + 1  # Fits into 64 bits. Such a wide range gets no table anyway.
         if span > min(_TABLE_BITS_MAX, _TABLE_BITS_PER_KEY * len(codes)):
             return None
         return _bitmap.table_of(codes, low, span), low, span

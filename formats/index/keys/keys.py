@@ -166,7 +166,10 @@ class KeyRanges:
 
 
 def _may_overlap(lower_range: KeyRange, higher_range: KeyRange) -> bool:
-    """Return whether a key may be in both ranges, or whether the ranges are not in order."""
+    """Return whether a key may be in both ranges.
+
+    Also return True if the first range does not precede the second range.
+    """
     high: Any = lower_range.high
     low: Any = higher_range.low
     if high is None or low is None:  # There is no limit between the ranges.
@@ -223,7 +226,11 @@ def has_codes(kind: str) -> bool:
 
 
 def has_keys(kind: str) -> bool:
-    """Return whether values of the Iceberg type have keys."""
+    """Return whether indexes can store values of the Iceberg type.
+
+    A key is the form in which an index stores a value: a number or bytes with the order of the values. Types without an
+    order, such as geometries, have no keys.
+    """
     try:
         has_codes(kind)
     except ValueError:
@@ -244,13 +251,15 @@ def get_family(kind: str) -> str:
 
 
 def make_key(value: Value, kind: str) -> Key:
-    """Return the key of a literal, in the form in which indexes store values of the type (`keys.py`).
+    """Return the key of a literal: an unsigned 64-bit number, or bytes. The order of keys is the order of values.
 
     A float becomes its bits, in an order that unsigned comparisons keep: a negative number has all bits inverted, and
-    any other number has its sign bit set. An integer is moved by 2^63, so that no code is negative.
+    any other number has its sign bit set. An integer is moved by 2^63, so that no key is negative. A decimal of more
+    than 18 digits is moved by 2^127, and becomes 16 bytes.
 
     Args:
-        value: The literal, in the form that `expression.py` describes.
+        value: The literal as a bound predicate has it: dates and times are integers (days, microseconds or
+            nanoseconds), and a decimal is its unscaled integer.
         kind: The Iceberg type.
 
     Raises:

@@ -50,11 +50,12 @@ class DimensionSource:
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """An attribute of a dimension table.
+    """An attribute of a dimension table: for each key in the facts, the value in the row with this key.
 
     Attributes:
         source: The dimension table.
-        attribute_id: The field id of the attribute. `HAS_PARTNER` represents whether the key is in the table at all.
+        attribute_id: The field id of the attribute. `HAS_PARTNER` (0) means a boolean instead: whether the
+            dimension table has a row with the key.
         type: The Iceberg type of the attribute.
     """
 
@@ -64,14 +65,16 @@ class Lookup:
 
     @property
     def transform(self) -> str:
-        """The canonical text, which a term has instead of a transform."""
+        """The text that a term of an index definition has in its field `transform`: `lookup[…]`."""
         source = self.source
         table = ".".join(source.table)
         return f"{PREFIX}{table}@{source.snapshot_id}:{source.key_id}:{self.attribute_id}:{self.type}]"
 
 
 def parse_lookup(transform: str) -> Lookup | None:
-    """Parse the transform of a term as an attribute. For any other transform, return None.
+    """Parse a transform of the form `lookup[…]`: an attribute of a dimension table, which is found by a key.
+
+    Return None for any other transform, such as `bucket[16]`.
 
     Raises:
         BadRequest: The transform begins like an attribute, but is not one.
@@ -103,8 +106,8 @@ def _parse_lookup(transform: str) -> Lookup:
 def remove_snapshots(definition_id: str) -> str:
     """Return the id of a definition without the snapshots of dimension tables.
 
-    Definitions with the same result differ only by these snapshots. Other texts of an id, such as the names in a name
-    mapping, stay.
+    If the results for two definitions are equal, the definitions differ at most by these snapshots. Other texts of an
+    id, such as the names in a name mapping, stay.
     """
     decoded = msgspec.json.decode(definition_id)
     for term in decoded["terms"]:

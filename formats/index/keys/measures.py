@@ -229,8 +229,11 @@ def _format_id(column: ColumnOperand) -> str:
 
 
 def _format_name(column: ColumnOperand) -> str:
+    """Return the name of a column in the text of a measure. It is quoted if it would be parsed as something else.
+
+    For example, `1a` would be parsed as a number, and the space at the start of ` a` would be ignored.
+    """
     match = _TOKEN.match(column.name)
-    # A token that begins with a digit is a number, and a space before a name is ignored.
     is_plain = match is not None and match["name"] == column.name
     return column.name if is_plain else "`" + column.name.replace("`", "``") + "`"
 
@@ -371,7 +374,7 @@ class _MeasureParser:
 
 
 def make_column_operand(term: Term) -> ColumnOperand:
-    """Return the column of a term as the operand of a measure."""
+    """Return the column of a term as the operand of a measure. `term.source` is the type of the column."""
     return ColumnOperand(term.column_id, term.name, term.source)
 
 

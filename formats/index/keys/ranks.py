@@ -128,10 +128,12 @@ def rank_bytes(begins: Longs, ends: Longs, heap: Bytes) -> tuple[Distinct, Ranks
 
 
 def _to_ranks(order: npt.NDArray[np.integer], numbers: Ranks) -> Ranks:
-    """Return the rank of each row's key, from the numbers that the distinct keys have in order of appearance.
+    """Replace the number of each row's key by the rank of the key.
+
+    The distinct keys are numbered in the order of their first appearance. The rank is the position in sorted order.
 
     Args:
-        order: The numbers in the order of their ranks.
+        order: The numbers of the distinct keys, in the order of their ranks.
         numbers: The number of each row's key.
     """
     ranks_by_number = np.empty(len(order), dtype=np.uint32)

@@ -211,7 +211,7 @@ def _make_term(schema: Schema, column: Column, transform: str) -> Term:
     if get_base_name(source) in _TYPES_WITHOUT_KEYS:
         raise BadRequest(f"Cannot index {column.name}: values of type {source} have no order")
     if function := INDEXED_FUNCTIONS.get(transform):
-        if not function.takes(source):
+        if not function.supports_type(source):
             raise BadRequest(f"Cannot index {transform}({column.name}): the column has type {source}, not string")
         return Term(column.id, column.name, transform, source, source)
     if (lookup := parse_lookup(transform)) is not None:

@@ -54,7 +54,7 @@ def hash_bytes(heap: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64]) -> Ha
 
 def hash_fixed(heap: npt.NDArray[np.uint8], width: int) -> Hashes:
     """Return the hashes of rows of `width` bytes each."""
-    return _murmur.hash_fixed(heap, width, SEED, 64) >> np.uint64(1)
+    return _murmur.hash_fixed(heap, width, SEED, 64) >> np.uint64(1)  # Hashes of DataSketches have 63 bits.
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,9 @@ def encode_bitmaps(entries: Sequence[FileBitmap]) -> list[bytes | memoryview]:
 
 
 def merge_bitmaps(parts: Iterable[tuple[Bitmap, npt.NDArray[np.bool_]]]) -> list[bytes | memoryview]:
-    """Encode a blob of some files of each part. Its bytes equal those of a blob that is built from these files.
+    """Merge the sections of some files of several blobs into one blob.
+
+    Its bytes equal those of a blob that is built from these files.
 
     Args:
         parts: The opened blobs, each with the files to keep as bool[files].
@@ -291,15 +293,15 @@ class Bitmap:
         return section.find_marked_rows(marks, candidate_rows, partial(self._read_slices, file))
 
     def find_column(self, file: int, table: tuple[Words | None, int, int]) -> _rows.Column | None:
-        """Return the input of the kernel `_rows.any_row`, which searches rows with one of several codes.
+        """Return the input of `_rows.any_row`, compiled code that searches rows with one of several keys.
 
-        The kernel reads only slices: bitmaps that each have one bit of the rank of every row's key. If the file has
-        another layout, or its keys are bytes, the result is None. If the slices need no decoding, the section keeps
-        the input for later calls.
+        That code supports only keys that are codes (64-bit numbers), and rows whose keys are stored as slices. Slice i
+        is a bitmap with bit i of the rank of each row's key. For other files, the result is None. If the slices need no
+        decoding, the section keeps the input for later calls.
 
         Args:
             file: The index of the file.
-            table: The searched codes as a table of bits (see `KeySet.table`).
+            table: The searched codes as a table of bits (see `KeySet.bit_table`).
         """
         section = self._sections.get(file) or self.open_section(file)
         column = section.ready
@@ -328,15 +330,16 @@ class Bitmap:
                 f"the index has keys of another form, so keys of type {keys.kind} cannot be looked up in it"
             )
 
-    def reads(self, ranges: KeyRanges) -> Iterator[list[tuple[int, int]]]:
+    def list_parts_to_read(self, ranges: KeyRanges) -> Iterator[list[tuple[int, int]]]:
         """Yield the offsets and lengths of the parts that `mark_files` reads after the first `read_header_size` bytes.
 
         Offsets are in the blob. The parts are yielded in steps: the caller loads each list into memory before it
-        requests the next list. If the postings do not decide a file, the head of its section is loaded, and then its
-        dictionary of distinct keys, because the head contains the position of the dictionary.
+        requests the next list. The postings, which map keys to files, are read first. If they do not decide whether a
+        file contains one of the keys, the first bytes of the file's own section are loaded. They contain the position
+        of the file's dictionary of distinct keys, which is loaded next.
         """
         bounds = self._read_bounds(ranges)
-        for pieces in self._postings.reads(bounds):
+        for pieces in self._postings.list_parts_to_read(bounds):
             yield [(self._postings_start + start, length) for start, length in pieces]
         if numbers := self._postings.list_undecided_files(bounds, self._has_keys).tolist():
             yield [(start, min(length, _SECTION_HEAD_BYTES)) for start, length in map(self.find_section_range, numbers)]
@@ -429,7 +432,7 @@ class RemoteBitmap:
         return 2 * self.size_bytes > FILLED_MAX_BYTES
 
     async def probe(self, query: BitmapQuery) -> Flags | None:
-        for byte_ranges in self.bitmap.reads(query.ranges):
+        for byte_ranges in self.bitmap.list_parts_to_read(query.ranges):
             if not await self._load(byte_ranges):
                 return None
         return await asyncio.to_thread(query.mark_files, self.bitmap)

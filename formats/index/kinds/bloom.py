@@ -110,8 +110,9 @@ class FileBloom:
 def build_filter(keys: Keys, fpp: float = FALSE_POSITIVE_PROBABILITY) -> FileBloom:
     """Build the filter of the values of a term in a data file.
 
-    If a text has characters of unknown case, all bits are set. The filter then contains every key, so that no query
-    excludes the file.
+    For an index on `lower` or `upper`, a text may have characters that this version of Unicode does not assign, so it
+    is unknown which texts differ from it only by case. All bits are then set. The filter then contains every key, so
+    that no query excludes the file.
     """
     hashes = hash_keys(keys, _SEED)
     has_key = keys.present
@@ -156,7 +157,7 @@ class _Group:
         return max(0, (_PAGE_BITS // self.stride).bit_length() - 1)
 
     @property
-    def page(self) -> int:
+    def page_bytes(self) -> int:
         """The number of bytes of a full page, without its checksum."""
         return -(-(self.stride << self.page_shift) // 8)
 
@@ -167,17 +168,16 @@ class _Group:
     @property
     def length(self) -> int:
         """The number of bytes of all pages with their checksums. The last page may have fewer rows."""
+        # Row p has bit p of each filter, in `stride` bits. A full page has 2**page_shift rows.
         last_rows = self.filter_bits - (self.pages - 1 << self.page_shift)
-        return (
-            (self.pages - 1) * (self.page + _PAGE_CHECKSUM_BYTES)
-            + -(-last_rows * self.stride // 8)
-            + _PAGE_CHECKSUM_BYTES
-        )
+        last_page_bytes = -(-last_rows * self.stride // 8)
+        full_pages = self.pages - 1
+        return full_pages * (self.page_bytes + _PAGE_CHECKSUM_BYTES) + last_page_bytes + _PAGE_CHECKSUM_BYTES
 
-    def locate_page(self, page: int) -> tuple[int, int]:
+    def locate_page(self, number: int) -> tuple[int, int]:
         """Return the offset in the blob and the length of a page with its checksum. The last page may be shorter."""
-        start = page * (self.page + _PAGE_CHECKSUM_BYTES)
-        return self.offset + start, min(self.page + _PAGE_CHECKSUM_BYTES, self.length - start)
+        start = number * (self.page_bytes + _PAGE_CHECKSUM_BYTES)
+        return self.offset + start, min(self.page_bytes + _PAGE_CHECKSUM_BYTES, self.length - start)
 
     def make_geometry(self, first_page: int = 0, first_member: int = 0) -> Longs:
         """Return the group in the form of the kernels (`Group` in `_bloom.pyx`).
@@ -186,7 +186,7 @@ class _Group:
             first_page: The number of pages of all groups before this group.
             first_member: The number of files of all groups before this group.
         """
-        shape = [self.filter_bits, len(self.files), self.stride, self.page_shift, self.page]
+        shape = [self.filter_bits, len(self.files), self.stride, self.page_shift, self.page_bytes]
         return np.array([*shape, self.offset, first_page, first_member], dtype=np.int64)
 
 
@@ -209,7 +209,7 @@ def encode_filters(entries: Sequence[FileBloom]) -> list[Bytes]:
 
 
 def merge_filters(parts: Sequence[tuple[Bloom, Mask]]) -> list[Bytes]:
-    """Encode a blob of some files of several blobs, in order.
+    """Merge the filters of some files of several blobs into one blob. The files keep their order.
 
     The blob equals the encoding of the files' filters. In addition to the parts and the result, the merge needs 64 MB
     of memory, or 64 bits per file if that is more.
@@ -367,7 +367,8 @@ class Bloom:
             position += length
         data = np.frombuffer(b"".join(parts), dtype=np.uint8)
         table = np.array(spans, dtype=np.int64).reshape(-1, 3)
-        return self._probe(data, table, np.zeros(0, dtype=np.uint8), hashes)
+        # An empty array means that no page was checked before.
+        return self._probe(data, table, checked_pages=np.zeros(0, dtype=np.uint8), hashes=hashes)
 
     def _probe(self, data: Bytes, spans: Longs, checked_pages: Bytes, hashes: Hashes) -> Bytes:
         flags = np.zeros(self.files, dtype=np.uint8)
@@ -498,9 +499,9 @@ class BloomQuery:
 
 
 class RemoteBloom:
-    """A remote blob. Its header is in memory, and pages are read from the storage."""
+    """An index file in the storage. Its header is in memory, and each query reads the pages that it needs."""
 
-    is_full = False
+    is_full = False  # No pages are cached, so the memory does not grow.
 
     def __init__(self, blob: BlobReader, bloom: Bloom, size_bytes: int) -> None:
         self._blob, self._bloom, self.size_bytes = blob, bloom, size_bytes

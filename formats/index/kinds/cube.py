@@ -224,7 +224,7 @@ class CubeKind(IndexKind[pa.RecordBatch, CubeEntries]):
     def build(self, columns: Sequence[Keys], parameters: Mapping[str, float]) -> pa.RecordBatch:
         raise ValueError("a cube is built from values, not from keys")
 
-    def build_aggregates(
+    def build_entry_with_aggregates(
         self,
         terms: Sequence[Term],
         measures: Sequence[Measure],
@@ -232,6 +232,11 @@ class CubeKind(IndexKind[pa.RecordBatch, CubeEntries]):
         parameters: Mapping[str, float],
         attributes: Attributes = _NO_ATTRIBUTES,
     ) -> pa.RecordBatch:
+        """Return the sorted groups of the rows of a data file.
+
+        Raises:
+            ValueError: There are too many groups. The parameter `shrink` is the minimum number of rows for each group.
+        """
         entry = group_rows(terms, measures, columns, attributes)
         if entry.num_rows > ENTRY_GROUPS_MAX or entry.nbytes > ENTRY_BYTES_MAX:
             raise ValueError(
@@ -240,7 +245,7 @@ class CubeKind(IndexKind[pa.RecordBatch, CubeEntries]):
             )
         rows = len(next(iter(columns.values())))
         if entry.num_rows > SMALL_CUBE_MAX_GROUPS and entry.num_rows * parameters["shrink"] > rows:
-            raise ValueError(describe_size(entry.num_rows, rows, parameters["shrink"]))
+            raise ValueError(explain_too_many_groups(entry.num_rows, rows, parameters["shrink"]))
         # Sort only now, because sorting takes longer than grouping, and each build tries a refused file again.
         entry = _sort_groups(entry)
         entry.validate(full=True)  # A data file can contain text that is not UTF-8, which `read` refuses.
@@ -294,7 +299,7 @@ def _sort_groups(entry: pa.RecordBatch) -> pa.RecordBatch:
     """
     keys = {}
     for name, column in zip(entry.schema.names, entry.columns, strict=True):
-        if name.startswith("d"):
+        if name.startswith("d"):  # The dimensions are d0, d1 …, and the partial aggregates m0, m1 ….
             bits_type = {pa.float32(): pa.int32(), pa.float64(): pa.int64()}.get(column.type)
             keys[name] = _rank_texts(column) if bits_type is None else column.view(bits_type)
     if not keys or entry.num_rows < 2:
@@ -318,11 +323,14 @@ def _rank_texts(column: pa.Array) -> pa.Array:
     )
 
 
-def describe_size(groups: int, rows: int, shrink: float) -> str:
-    """Return a text that says why a cube with this number of groups is too large to be useful."""
+def explain_too_many_groups(groups: int, rows: int, rows_per_group_min: float) -> str:
+    """Return a message that explains why a cube with this number of groups is too large to be useful.
+
+    `rows_per_group_min` is the parameter `shrink` of the index.
+    """
     return (
         f"a cube of {groups:,} groups for {rows:,} rows has {rows / max(1, groups):.1f} rows for each group; "
-        f"the minimum is {shrink:g} (shrink)"
+        f"the minimum is {rows_per_group_min:g} (shrink)"
     )
 
 
@@ -471,7 +479,7 @@ def _widen_sum(values: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _sums_fit_64_bits(values: pa.ChunkedArray) -> bool:
-    """Return whether the sum of any of these integers fits into 64 bits."""
+    """Return whether the sum of any subset of these integers certainly fits into 64 bits."""
     limits = pc.min_max(values).as_py()
     largest = max(abs(limits["min"] or 0), abs(limits["max"] or 0))
     return bool(largest * len(values) <= _LONG_MAX)

@@ -164,8 +164,8 @@ class IndexKind(ABC, Generic[Entry, Opened]):
     aggregates: bool = False
     """Whether entries contain aggregates of rows.
 
-    If True, definitions have measures, entries are built by `build_aggregates`, plans do not prune by the index, and
-    `open` must return `CubeEntries`.
+    If True, definitions have measures, entries are built by `build_entry_with_aggregates`, plans do not prune by the
+    index, and `open` must return `CubeEntries`.
     """
     takes_attributes: bool = False
     """Whether a term can be an attribute of a dimension table (`lookups.py`)."""
@@ -186,7 +186,7 @@ class IndexKind(ABC, Generic[Entry, Opened]):
             ValueError: The file cannot be indexed.
         """
 
-    def build_aggregates(
+    def build_entry_with_aggregates(
         self,
         terms: Sequence[Term],
         measures: Sequence[Measure],
@@ -201,7 +201,7 @@ class IndexKind(ABC, Generic[Entry, Opened]):
             measures: The aggregates.
             columns: The columns of the data file by field id.
             parameters: The parameters of the index.
-            attributes: The attributes of dimension tables for the rows of the file, by the terms that are attributes.
+            attributes: For each term that is an attribute of a dimension table, the attribute's value for each row.
 
         Raises:
             ValueError: The file cannot be indexed.

@@ -68,7 +68,12 @@ def read_groups_schema(packed_schema: pa.Schema) -> pa.Schema:
 
 
 def list_packed_names(columns: Sequence[str]) -> list[str]:
-    """Return the names of the packed cells that contain some columns."""
+    """Return the names of the cells that contain some columns of groups.
+
+    The groups of a data file are packed into one row of an Arrow table. Each column of the groups becomes three cells
+    of this row: its values, its codes (indexes of values), and the number to which integer codes are added. Another
+    cell has the number of groups.
+    """
     return [_GROUPS, *(name + end for name in columns for end in ("", _CODES, _BASE))]
 
 
@@ -204,11 +209,14 @@ def _join_codes(codes: npt.NDArray[np.uint64]) -> bytes:
 
 
 def _split_codes(data: pa.Buffer, count: int) -> npt.NDArray[np.uint64]:
-    """Return the codes from the bytes of `_join_codes`. Raise ValueError if the bytes do not have this form."""
+    """Return the codes from the bytes of `_join_codes`. Raise ValueError if the bytes do not have this form.
+
+    The lowest bytes of all codes are first, then the second bytes of all codes, and so on.
+    """
     width, remainder = divmod(data.size, count) if count else (0, data.size)
     if remainder or not (1 <= width <= _CODE_BYTES_MAX or not count):
         raise ValueError(f"{data.size:,} bytes cannot be the codes of {count:,} groups")
-    planes = np.frombuffer(data, np.uint8).reshape(width, count)
+    bytes_by_position = np.frombuffer(data, np.uint8).reshape(width, count)
     codes = np.zeros((count, _CODE_BYTES_MAX), np.uint8)
-    codes[:, :width] = planes.T
+    codes[:, :width] = bytes_by_position.T
     return codes.view("<u8").reshape(count).astype(np.uint64, copy=False)

@@ -40,11 +40,16 @@ class Piece(NamedTuple):
 class PiecesHeader(NamedTuple):
     """The numbers that precede some pieces. The module that writes the pieces defines what the numbers mean.
 
-    `first` and `second` are below 2^64, and the other numbers are below 256.
+    Attributes:
+        first_count: Below 2^64. For the section of a data file, its number of rows. For postings, the number of keys.
+        second_count: Below 2^64. For a section, its number of distinct keys. For postings, the number of files.
+        form: The form of the keys, below 256: codes (64-bit numbers) or bytes.
+        layout: The layout of the pieces, below 256.
+        flags: Bits, below 256.
     """
 
-    first: int
-    second: int
+    first_count: int
+    second_count: int
     form: int
     layout: int
     flags: int

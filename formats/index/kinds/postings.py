@@ -44,7 +44,9 @@ from seamark.formats.index.kinds.dictionary import (
 from seamark.formats.index.kinds.pieces import Piece, Pieces, PiecesHeader, write_pieces
 
 MATRIX, LISTS, EDGES = 0, 1, 2
-"""Layouts."""
+"""The layouts: a bit for each key and file; the list of the files of each key; the lowest and greatest key of each
+file.
+"""
 _DICTIONARY, _LOWEST_RANKS, _GREATEST_RANKS, _FILES, _STARTS = range(5)
 """The indexes of the pieces in the layouts MATRIX and LISTS."""
 _LOWEST_KEYS, _GREATEST_KEYS = 0, 1
@@ -163,7 +165,12 @@ def _union_keys(sections: Sequence[Searchable], form: int, budget: float) -> Dis
 
 
 def merge_distinct(parts: Sequence[Distinct], form: int) -> Distinct:
-    """Return the distinct keys of all parts."""
+    """Return the distinct keys of all parts.
+
+    Args:
+        parts: The distinct keys of each part, ascending.
+        form: The form of the keys: CODES (64-bit numbers) or BYTES.
+    """
     distinct, _ = rank_parts(parts, form)
     return distinct
 
@@ -186,11 +193,13 @@ def rank_parts(parts: Sequence[Distinct], form: int) -> tuple[Distinct, Ranks]:
 def _encode_by_key(
     sections: Sequence[Searchable], form: int, distinct: Distinct, total: int, budget: float
 ) -> bytes | None:
-    """Encode postings in the layout MATRIX or LISTS, or return None if they take more than `budget` bytes.
+    """Encode postings, which map each key to its files, or return None if they take more than `budget` bytes.
+
+    The smaller layout is used: MATRIX has a bit for each key and file, and LISTS has the list of the files of each key.
 
     Args:
-        sections: The sections of the files, in order.
-        form: The form of the keys.
+        sections: The parts of the index for each file, in order.
+        form: The form of the keys: CODES (64-bit numbers) or BYTES.
         distinct: The distinct keys of all files.
         total: The sum of the numbers of keys of all files.
         budget: The maximum size.
@@ -210,16 +219,16 @@ def _encode_by_key(
         _, all_ranks = rank_parts([distinct, *parts], form)
         ranks = all_ranks[keys:]  # The first ranks are those of `distinct` itself.
         lengths = np.array([len(part) for part in parts], dtype=np.int64)
-        owners = np.repeat(np.array(batch, dtype=np.uint32), lengths)
+        file_indexes = np.repeat(np.array(batch, dtype=np.uint32), lengths)
         ends = np.cumsum(lengths)
         non_empty = np.flatnonzero(lengths)
         files_with_keys = np.array(batch, dtype=np.int64)[non_empty]
         lowest_ranks[files_with_keys] = ranks[(ends - lengths)[non_empty]]
         greatest_ranks[files_with_keys] = ranks[ends[non_empty] - 1]
         if layout == MATRIX:
-            _bitmap.fill_matrix(matrix, ranks, owners)
+            _bitmap.fill_matrix(matrix, ranks, file_indexes)
         else:
-            pairs.append((ranks, owners))
+            pairs.append((ranks, file_indexes))
     pieces = [_make_flat_piece(dictionary), _pack_array(lowest_ranks), _pack_array(greatest_ranks)]
     if layout == MATRIX:
         pieces.append(_pack_array(matrix))
@@ -232,22 +241,26 @@ def _encode_lists(pairs: Sequence[tuple[Ranks, npt.NDArray[np.uint32]]], keys: i
     """Encode the lists of the files of all keys, and the starts of the lists.
 
     Args:
-        pairs: Arrays of ranks, each with an array of the files of these ranks.
+        pairs: Arrays of ranks of keys, each with an array of the indexes of the files that contain these keys.
         keys: The number of distinct keys.
-        width: The number of bytes of the index of a file.
+        width: The number of bytes in which the index of a file is stored.
     """
     ranks = np.concatenate([ranks for ranks, _ in pairs])
-    owners = np.concatenate([owners for _, owners in pairs])
+    file_indexes = np.concatenate([file_indexes for _, file_indexes in pairs])
     starts = np.zeros(keys + 1, dtype=np.uint64)
     np.cumsum(np.bincount(ranks, minlength=keys), out=starts[1:])
-    sorted_owners = owners[np.argsort(ranks, kind="stable")].astype(f"<u{width}")
-    return [_pack_array(sorted_owners), _make_flat_piece(_ordered.pack_numbers(starts))]
+    sorted_file_indexes = file_indexes[np.argsort(ranks, kind="stable")].astype(f"<u{width}")
+    return [_pack_array(sorted_file_indexes), _make_flat_piece(_ordered.pack_numbers(starts))]
 
 
 def _encode_edges(sections: Sequence[Searchable], form: int) -> bytes:
-    """Encode postings in the layout EDGES: the lowest and the greatest key of each file.
+    """Encode the lowest and the greatest key of each file, instead of the files of each key (the layout EDGES).
 
     For a file without keys, they are zeros.
+
+    Args:
+        sections: The parts of the index for each file, in order.
+        form: The form of the keys: CODES (64-bit numbers) or BYTES, of which the first `EDGE_BYTES` bytes are stored.
     """
     if form == CODES:
         sides = np.zeros((2, len(sections)), dtype=np.uint64)
@@ -300,9 +313,12 @@ class Postings:
     def __init__(self, memory: memoryview, form: int, files: int, pairs: int) -> None:
         """Open postings without copying them.
 
+        The layout MATRIX has a bit for each key and file, LISTS has the list of the files of each key, and EDGES has
+        only the lowest and the greatest key of each file. Each array of a layout is a piece with its own checksum.
+
         Args:
             memory: The bytes of the postings.
-            form: The form of the keys.
+            form: The form of the keys: CODES (64-bit numbers) or BYTES.
             files: The number of data files.
             pairs: The sum of the numbers of distinct keys of all files. The lists have at most this number of entries.
         """
@@ -324,25 +340,30 @@ class Postings:
     def verify(self) -> None:
         self._pieces.verify()
 
-    def mark_files(self, bounds: Bounds, has_keys: npt.NDArray[np.bool_], section: Sections) -> Marks:
+    def mark_files(self, bounds: Bounds, has_keys: npt.NDArray[np.bool_], get_section: Sections) -> Marks:
         """Return 1 for each file that contains a key within the bounds, otherwise 0, as uint8[files].
+
+        In the layout EDGES, the postings have only the lowest and the greatest key of each file. If these keys do not
+        decide a file, its own keys are searched.
 
         Args:
             bounds: The bounds.
             has_keys: bool[files], False for a file without keys.
-            section: A function that returns the section of a file.
+            get_section: A function that returns the part of the index for a file, which has its keys.
         """
         if not bounds.count:
             return np.zeros(self._files, dtype=np.uint8)
         if self.layout == EDGES:
-            return self._search_sections(bounds, *self._mark_by_edge_keys(bounds, has_keys), section)
+            return self._search_sections(bounds, *self._mark_by_edge_keys(bounds, has_keys), get_section)
         return self._mark_by_key(bounds)
 
-    def reads(self, bounds: Bounds) -> Iterator[list[tuple[int, int]]]:
-        """Yield the offsets and lengths of the pieces that `mark_files` reads.
+    def list_parts_to_read(self, bounds: Bounds) -> Iterator[list[tuple[int, int]]]:
+        """Yield the offsets and lengths of the pieces (arrays of the postings) that `mark_files` reads.
 
-        The pieces are yielded in steps: the caller loads each list into memory before it requests the next list. The
-        sections of the files (`list_undecided_files`) are not included.
+        The pieces are yielded in steps: the caller loads each list into memory before it requests the next list. Wide
+        ranges are first compared with the lowest and the greatest rank of each file. The files of each key are read
+        only if this comparison does not decide all files. The sections of the files (`list_undecided_files`) are not
+        included.
         """
         if not bounds.count:
             return
@@ -358,13 +379,17 @@ class Postings:
             yield [self._pieces.locate(number) for number in range(_FILES, self._pieces.count)]
 
     def list_undecided_files(self, bounds: Bounds, has_keys: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
-        """Return the indexes of the files whose dictionaries `mark_files` searches."""
+        """Return the indexes of the files whose own keys `mark_files` searches.
+
+        This is necessary only in the layout EDGES, and if the lowest and the greatest key of the file, which are all
+        that the postings have, do not decide whether the file has a key within the bounds.
+        """
         if not bounds.count or self.layout != EDGES:
             return np.empty(0, dtype=np.intp)
         _, undecided_files = self._mark_by_edge_keys(bounds, has_keys)
         return undecided_files
 
-    def mark_files_with_keys(self, keys: KeySet, has_keys: npt.NDArray[np.bool_], section: Sections) -> Marks:
+    def mark_files_with_keys(self, keys: KeySet, has_keys: npt.NDArray[np.bool_], get_section: Sections) -> Marks:
         """Return 1 for each file that contains one of many keys, otherwise 0, as uint8[files].
 
         The keys of the index are looked up in `keys`, not vice versa. In the layout EDGES, the postings have only the
@@ -373,7 +398,7 @@ class Postings:
         Args:
             keys: The keys.
             has_keys: bool[files], False for a file without keys.
-            section: A function that returns the section of a file, the part of the index for this file.
+            get_section: A function that returns the section of a file, the part of the index for this file.
         """
         if self.layout != EDGES:
             marks = self._mark_wanted_keys(keys)
@@ -389,18 +414,22 @@ class Postings:
         bounds = Bounds(keys.extremes, self._form)
         if bounds.count:
             for number in np.flatnonzero(self._mark_possible_files(bounds, has_keys)).tolist():
-                file_marks[number] = keys.mark_keys(read_distinct(section(number).dictionary)).any()
+                file_marks[number] = keys.mark_keys(read_distinct(get_section(number).dictionary)).any()
         return file_marks
 
     def has_only(self, keys: WantedKeys) -> bool:
         """Return whether all keys of all files are certainly in `keys`.
 
-        In the layout EDGES, the postings do not list all keys, so the result is False.
+        In the layout EDGES, the postings have only the lowest and the greatest key of each file, so the result is
+        False.
         """
         return self.layout != EDGES and bool(self._mark_wanted_keys(keys).all())
 
     def share(self, keys: WantedKeys) -> float:
-        """Return the fraction of the index's distinct keys that are in `keys`, or 1 if the fraction is unknown."""
+        """Return the fraction of the index's distinct keys that are in `keys`, or 1 if the fraction is unknown.
+
+        It is unknown in the layout EDGES, in which the postings have only the lowest and the greatest key of each file.
+        """
         if self.layout == EDGES or not self._keys:
             return 1.0
         return float(np.count_nonzero(self._mark_wanted_keys(keys))) / self._keys
@@ -493,10 +522,15 @@ class Postings:
         return marks
 
     def _mark_by_edge_keys(self, bounds: Bounds, has_keys: npt.NDArray[np.bool_]) -> tuple[Marks, npt.NDArray[np.intp]]:
-        """Return the marks that the lowest and greatest keys decide, and the indexes of the undecided files.
+        """Compare the bounds with the lowest and the greatest key of each file.
 
-        A file is marked only for codes, and if a range contains its lowest key. Keys of bytes are stored only in part,
-        so they can only exclude a file.
+        A file is excluded if no range overlaps the range from its lowest to its greatest key. It is marked if a range
+        contains its lowest key, and keys are codes (64-bit numbers). Of keys that are bytes, only the first bytes are
+        stored, so these keys mark no file.
+
+        Returns:
+            1 for each marked file, otherwise 0, as uint8[files], and the indexes of the files that are neither marked
+            nor excluded.
         """
         dtype = "<u8" if self._form == CODES else f"S{EDGE_BYTES}"
         lowest_keys, greatest_keys = (
@@ -515,21 +549,23 @@ class Postings:
             may_have_key &= ~has_key
         return marks, np.flatnonzero(may_have_key)
 
-    def _search_sections(self, bounds: Bounds, marks: Marks, numbers: npt.NDArray[np.intp], section: Sections) -> Marks:
-        """Search the dictionaries of the undecided files for keys within the bounds, and return the completed marks.
+    def _search_sections(
+        self, bounds: Bounds, marks: Marks, numbers: npt.NDArray[np.intp], get_section: Sections
+    ) -> Marks:
+        """Search the dictionaries of some files for keys within the bounds, and return the completed marks.
 
         Args:
             bounds: The bounds.
-            marks: The marks of all files, which are changed.
-            numbers: The indexes of the undecided files.
-            section: A function that returns the part of the index for a file.
+            marks: 1 for each file with a key within the bounds, otherwise 0. The marks of `numbers` are set here.
+            numbers: The indexes of the files that the lowest and the greatest key do not decide.
+            get_section: A function that returns the part of the index for a file, which has its dictionary of keys.
         """
         if self._form == CODES:
-            dictionaries = [section(number).dictionary for number in numbers.tolist()]
+            dictionaries = [get_section(number).dictionary for number in numbers.tolist()]
             marks[numbers] = _ordered.holding(cast("list[_ordered.Numbers]", dictionaries), bounds.lows, bounds.highs)
             return marks
         for number in numbers.tolist():
-            marks[number] = len(bounds.find_intervals(section(number).dictionary).begins) > 0
+            marks[number] = len(bounds.find_intervals(get_section(number).dictionary).begins) > 0
         return marks
 
     def _read_array(self, number: int, dtype: str, count: int) -> npt.NDArray[Any]:

@@ -33,7 +33,7 @@ class IndexQuery(Protocol):
         """Return 1 for each file that may contain a matching row, otherwise 0, as uint8[files].
 
         Args:
-            index: A blob that the same kind has opened.
+            index: The opened content of an index file, from the index kind that has created this query.
 
         Raises:
             ValueError: The blob is damaged.
@@ -86,8 +86,10 @@ def list_point_keys(ranges_of_terms: Sequence[KeyRanges]) -> list[Keys] | None:
 def _encode_literal_keys(keys: Sequence[Key], kind: str) -> Keys:
     """Return the keys of literals in the form of a column."""
     if has_codes(kind):
-        return Keys(kind, len(keys), np.array(keys, dtype=np.uint64), None, None, None, None)
+        codes = np.array(keys, dtype=np.uint64)
+        return Keys(kind, len(keys), codes, starts=None, heap=None, valid=None, nan=None)
     byte_keys = [key for key in keys if isinstance(key, bytes)]
     starts = np.zeros(len(byte_keys) + 1, dtype=np.int64)
     np.cumsum([len(key) for key in byte_keys], out=starts[1:])
-    return Keys(kind, len(byte_keys), None, starts, np.frombuffer(b"".join(byte_keys), dtype=np.uint8), None, None)
+    heap = np.frombuffer(b"".join(byte_keys), dtype=np.uint8)
+    return Keys(kind, len(byte_keys), codes=None, starts=starts, heap=heap, valid=None, nan=None)

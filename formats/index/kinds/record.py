@@ -74,15 +74,15 @@ class FileRecords:
     """The entries of a data file.
 
     Attributes:
-        run: uint8[24 * rows], an entry of 24 bytes for each row, in ascending order: the hash of the row's key, its
-            file and its position.
+        sorted_entries: uint8[24 * rows], an entry of 24 bytes for each row, in ascending order: the hash of the row's
+            key, its file and its position.
     """
 
-    run: Bytes
+    sorted_entries: Bytes
 
     @property
     def rows(self) -> int:
-        return len(self.run) // ENTRY_BYTES
+        return len(self.sorted_entries) // ENTRY_BYTES
 
 
 def build_records(columns: Sequence[Keys]) -> FileRecords:
@@ -100,8 +100,8 @@ def build_records(columns: Sequence[Keys]) -> FileRecords:
 
 def encode_record_entries(entries: Sequence[FileRecords]) -> Iterator[Part]:
     """Yield the parts of a blob from the entries of its data files, which are numbered in the given order."""
-    # The number of pages is -1, because these runs have no pages.
-    runs = [(records.run, -1, np.array([number], np.uint32)) for number, records in enumerate(entries)]
+    # The merger merges runs of sorted entries. These runs are not divided into pages, so their number of pages is -1.
+    runs = [(records.sorted_entries, -1, np.array([number], np.uint32)) for number, records in enumerate(entries)]
     return _write_parts(Merger(runs, len(entries)), len(entries))
 
 
@@ -128,7 +128,7 @@ def merge_records(parts: Sequence[tuple[RecordBlob, Mask]]) -> Iterator[Part]:
         kept_numbers = np.arange(total_files, total_files + kept_files, dtype=np.uint32)
         new_numbers[np.asarray(keep, dtype=np.bool_)] = kept_numbers
         total_files += kept_files
-        runs.append((record.memory, len(record.fences.first), new_numbers))
+        runs.append((record.memory, len(record.fences.first_hashes), new_numbers))
     return _write_parts(Merger(runs, total_files), total_files)
 
 
@@ -159,10 +159,14 @@ def _write_parts(merger: Merger, files: int) -> Iterator[Part]:
 
 
 class Fences:
-    """The directory of a run in memory, which is all that a remote lookup needs before it reads pages. It is immutable.
+    """The directory of a blob in memory, which is all that a remote lookup needs before it reads pages. It is
+    immutable.
+
+    The entries of a blob are sorted by hash, so the first hash of each page (its fence) shows which pages can contain a
+    hash.
 
     Attributes:
-        first: The high half of each page's first hash, uint64[pages].
+        first_hashes: The high half of each page's first hash, uint64[pages].
         counts: The number of entries of each file, uint64[files].
     """
 
@@ -185,13 +189,13 @@ class Fences:
         if compute_checksum(directory) != checksum:
             raise ValueError("the directory does not match its checksum")
         words = directory.view("<u8")
-        self.first, self.counts = words[:pages], words[pages:]
+        self.first_hashes, self.counts = words[:pages], words[pages:]
         self.entries = entries
         self.files = files
         if (counted_entries := int(self.counts.sum())) != entries:
             raise ValueError(f"the directory counts {counted_entries} entries, but the trailer {entries}")
-        if (self.first[1:] < self.first[:-1]).any():
-            raise ValueError("the fences of the directory are out of order")
+        if (self.first_hashes[1:] < self.first_hashes[:-1]).any():
+            raise ValueError("the first hashes of the pages are not in ascending order")
 
     @staticmethod
     def compute_directory_bytes(tail: Part, blob_bytes: int) -> int:
@@ -214,9 +218,12 @@ class Fences:
         spans = self._find_page_spans(hi)
         return [(first_page * PAGE_BYTES, (end - first_page) * PAGE_BYTES) for first_page, end in spans.tolist()]
 
-    def _find_page_spans(self, hi: Words) -> Longs:
-        """Return the ranges of pages that may contain the hashes: first page and page after the last, int64[n, 2]."""
-        return stretches(self.first, np.sort(hi))
+    def _find_page_spans(self, high_halves: Words) -> Longs:
+        """Return the ranges of pages that may contain the hashes: first page and page after the last, int64[n, 2].
+
+        The ranges are found by the high halves of the hashes, and of the first hash of each page.
+        """
+        return stretches(self.first_hashes, np.sort(high_halves))
 
     def look_up_in_pages(self, hi: Words, lo: Words, pages: Sequence[Part]) -> RowPositions:
         """Return the result of `RecordBlob.lookup` from pages that were already read.
@@ -233,7 +240,7 @@ class Fences:
         memory = np.frombuffer(b"".join(pages), np.uint8)
         if not len(page_numbers):
             return np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int64)
-        return Pages(memory, self.first[page_numbers], page_numbers, self.files).lookup(hi, lo)
+        return Pages(memory, self.first_hashes[page_numbers], page_numbers, self.files).lookup(hi, lo)
 
 
 def _read_trailer(tail: Part, blob_bytes: int) -> tuple[int, int, int, int]:
@@ -271,9 +278,9 @@ class RecordBlob:
 
     def __init__(self, blob: memoryview) -> None:
         self.fences = Fences(blob, len(blob))
-        self.memory = np.frombuffer(blob, np.uint8, len(self.fences.first) * PAGE_BYTES)
+        self.memory = np.frombuffer(blob, np.uint8, len(self.fences.first_hashes) * PAGE_BYTES)
         """The bytes of the pages."""
-        self._pages = Pages(self.memory, self.fences.first, np.empty(0, np.int64), self.fences.files)
+        self._pages = Pages(self.memory, self.fences.first_hashes, np.empty(0, np.int64), self.fences.files)
 
     @property
     def files(self) -> int:
@@ -286,7 +293,7 @@ class RecordBlob:
 
     @property
     def counts(self) -> Words:
-        """The number of entries of each file, uint64[files]."""
+        """The number of entries of each file, uint64[files], from the directory of the blob."""
         return self.fences.counts
 
     def lookup(self, hi: Words, lo: Words) -> RowPositions:
@@ -342,13 +349,16 @@ class RecordQuery:
 
 
 class RemoteRecord:
-    """A remote blob. Its directory is in memory, and pages are read from the storage."""
+    """An index file in the storage. Its directory is in memory, and each query reads the pages that it needs.
 
-    is_full = False
+    The directory has the first hash of each page, so a lookup reads only the pages that can contain its hashes.
+    """
+
+    is_full = False  # No pages are cached, so the memory does not grow.
 
     def __init__(self, blob: BlobReader, fences: Fences) -> None:
         self._blob, self._fences = blob, fences
-        self.size_bytes = fences.first.nbytes + fences.counts.nbytes
+        self.size_bytes = fences.first_hashes.nbytes + fences.counts.nbytes
         self.data_files = fences.files
 
     async def probe(self, query: RecordQuery) -> Flags | None:
@@ -356,7 +366,14 @@ class RemoteRecord:
         return None if matches is None else mark_files(matches, self.data_files)
 
     async def look_up_rows(self, high: Hashes, low: Hashes) -> RowPositions | None:
-        """Look up hashes like `RecordBlob.lookup`, or return None if the lookup needs too many reads."""
+        """Look up hashes like `RecordBlob.lookup`, or return None if the lookup needs too many reads.
+
+        Only the pages that can contain one of the hashes are read, by the first hash of each page.
+
+        Args:
+            high: The high halves of the hashes.
+            low: The low halves of the hashes.
+        """
         pages = await self._blob.read_all(self._fences.list_page_ranges(high, low))
         return None if pages is None else self._fences.look_up_in_pages(high, low, pages)
 

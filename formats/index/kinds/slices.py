@@ -64,7 +64,10 @@ For more bounds, it is faster to assemble each row's rank and to look it up (mea
 
 
 def compute_slice_count(cardinality: int) -> int:
-    """Return the number of bits that the rank of a key needs, if there are `cardinality` distinct keys."""
+    """Return the number of slices for `cardinality` distinct keys: one slice for each bit of a key's rank.
+
+    Slice i is a bitmap with bit i of the rank of each row's key.
+    """
     return max(cardinality - 1, 0).bit_length()
 
 
@@ -72,7 +75,8 @@ def build_section(keys: Keys) -> bytes:
     """Encode the section of a data file in a bitmap index.
 
     It consists of a dictionary of the distinct keys, the rows with null, the rows with NaN, and bitmaps that give the
-    rank of each row's key in the dictionary.
+    rank of each row's key in the dictionary. The flag CLIPPED states that the dictionary has only the first bytes of a
+    long key, so a lookup of such a key may return more rows.
 
     Raises:
         ValueError: The file has too many rows, or its dictionary is too long.
@@ -209,12 +213,13 @@ class Section:
         return rows
 
     def find_marked_rows(self, marks: Bytes, candidate_rows: Bits | None, slices: Callable[[], _bitmap.Slices]) -> Bits:
-        """Return the rows whose rank is marked. Null and NaN rows are not returned.
+        """Return the rows whose key has a marked rank. Null and NaN rows have no key, and are not returned.
 
         Args:
             marks: 1 for each marked rank, otherwise 0, as uint8[cardinality].
             candidate_rows: The rows to search, or None for all rows.
-            slices: A function that returns the first result of `decode_slices`, which may be cached.
+            slices: A function that returns the decoded slices (`decode_slices`), which may be cached. Slice i is a
+                bitmap with bit i of the rank of each row's key.
         """
         rows, keyless = bits.make_full_bits(self.rows) if candidate_rows is None else candidate_rows, self.keyless
         if keyless is not None:
@@ -257,13 +262,15 @@ class Section:
     def _decode_piece(self, number: int) -> Bits | bool:
         """Return the bits of a piece, or True or False if all bits are equal."""
         piece = self._pieces.read(number)
-        if piece.coding == Coding.FLAT:
+        if piece.coding == Coding.FLAT:  # These bytes are used in place, as 64-bit numbers. Other codings are decoded.
             piece = Piece(piece.coding, align_bytes(piece.data).data)
         return bits.decode_bits(piece, self.rows)
 
     def decode_slices(self) -> tuple[_bitmap.Slices, int]:
-        """Return the slices, ready for comparisons, and the memory in bytes that they need in addition to the stored
-        section.
+        """Return the slices of the section, and the memory in bytes that they need in addition to the stored section.
+
+        Slice i is a bitmap with bit i of the rank of each row's key. Slices that are stored without compression need no
+        more memory.
         """
         decoded_bytes = _count_decoded_bytes(
             (self._pieces.get_coding(FIRST_BITMAP + number) for number in range(self.bitmaps)), self.rows

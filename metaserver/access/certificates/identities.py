@@ -93,7 +93,7 @@ def _read_identity(certificate: ClientCertificate, rules: Sequence[CertificateRu
             parts = matches[0].groupdict()
             try:
                 name = rule.name_principal(parts)
-                groups, roles = rule.name_groups(parts), rule.list_roles(name, parts)
+                groups, roles = rule.list_group_principals(parts), rule.list_grants(name, parts)
             except BadRequest as error:
                 return CertificateIdentity(expires_ms, problem=error.message)
             return CertificateIdentity(expires_ms, name, groups=groups, roles=roles)

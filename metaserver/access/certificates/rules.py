@@ -23,7 +23,7 @@ from seamark.metaserver.access.principal import (
     CERTIFICATE_GROUP_PREFIX,
     CERTIFICATE_PREFIX,
     ROLE_PREFIX,
-    check_granted,
+    check_grantable_role,
     parse_role,
     show_path,
 )
@@ -58,8 +58,8 @@ class CertificateRule(msgspec.Struct, frozen=True):
     """The hexadecimal SHA-256 digests of the authorities whose certificates the rule accepts. Empty means all."""
 
     @property
-    def states_rights(self) -> bool:
-        """Whether the rule gives rights that the database does not have."""
+    def has_rights_outside_database(self) -> bool:
+        """Whether the rule gives groups or roles. They are in the configuration, but not in the database."""
         return bool(self.groups or self.roles)
 
     def name_principal(self, parts: Mapping[str, str]) -> str:
@@ -73,24 +73,33 @@ class CertificateRule(msgspec.Struct, frozen=True):
         """
         return CERTIFICATE_PREFIX + check_name(_fill_template(self.principal, parts), "name of a certificate")
 
-    def name_groups(self, parts: Mapping[str, str]) -> tuple[str, ...]:
-        """Return the principals of the groups."""
-        names = (check_name(_fill_template(group, parts), "group") for group in self.groups)
+    def list_group_principals(self, variables: Mapping[str, str]) -> tuple[str, ...]:
+        """Return the names of the principals for the rule's groups.
+
+        Args:
+            variables: The parts of the certificate's name that the pattern of the rule matched, by variable.
+        """
+        names = (check_name(_fill_template(group, variables), "group") for group in self.groups)
         return tuple(dict.fromkeys(CERTIFICATE_GROUP_PREFIX + name for name in names))
 
-    def list_roles(self, principal_name: str, parts: Mapping[str, str]) -> tuple[Grant, ...]:
-        """Return the grants by which the principal has the roles of the rule."""
-        escaped_parts = {name: show_path((value,)) for name, value in parts.items()}
-        return tuple(_parse_grant(principal_name, _fill_template(role, escaped_parts)) for role in self.roles)
+    def list_grants(self, principal_name: str, variables: Mapping[str, str]) -> tuple[Grant, ...]:
+        """Return the grants by which the principal has the roles of the rule.
+
+        Args:
+            principal_name: The principal of the certificate.
+            variables: The parts of the certificate's name that the pattern of the rule matched, by variable.
+        """
+        escaped_variables = {name: show_path((value,)) for name, value in variables.items()}
+        return tuple(_parse_grant(principal_name, _fill_template(role, escaped_variables)) for role in self.roles)
 
 
-def _fill_template(template: str, parts: Mapping[str, str]) -> str:
-    return _VARIABLE.sub(lambda match: parts[match[1]], template)
+def _fill_template(template: str, variables: Mapping[str, str]) -> str:
+    return _VARIABLE.sub(lambda match: variables[match[1]], template)
 
 
 def _parse_grant(principal_name: str, text: str) -> Grant:
     if text.startswith(ROLE_PREFIX):
-        return Grant(principal_name, check_granted(text))
+        return Grant(principal_name, check_grantable_role(text))
     role, path = parse_role(text)
     return Grant(principal_name, role.value, path)
 
@@ -142,6 +151,11 @@ def read_rules(settings: Settings) -> tuple[CertificateRule, ...]:
 
 
 def _read_rule(table: dict[str, Any], source: str) -> CertificateRule:
+    """Return the rule that a table of the file defines. `source` is the rule and the file for messages.
+
+    Raises:
+        ConfigError: The table has unknown or missing keys, or invalid values.
+    """
     keys = (*_SEPARATORS, "principal", "groups", "roles", "authorities")
     for key, value in table.items():
         if key not in keys:
@@ -178,7 +192,7 @@ def _read_rule(table: dict[str, Any], source: str) -> CertificateRule:
             )
     rule = CertificateRule(kinds[0], pattern, table["principal"], groups, roles, frozenset(authorities))
     try:
-        rule.list_roles("cert:example", dict.fromkeys(pattern.groupindex, "example"))
+        rule.list_grants("cert:example", dict.fromkeys(pattern.groupindex, "example"))
     except BadRequest as error:
         raise ConfigError(f"A role of {source} is invalid: {error.message}") from None
     return rule

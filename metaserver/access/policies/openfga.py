@@ -25,7 +25,7 @@ from seamark.formats.runtime.errors import Forbidden
 from seamark.metaserver.access.authorizer import Scope, find_rule
 from seamark.metaserver.access.policies.policy import PolicyClient
 from seamark.metaserver.access.principal import Principal
-from seamark.metaserver.access.rights.decisions import THE_SERVER, WAREHOUSE, Securable, list_above
+from seamark.metaserver.access.rights.decisions import THE_SERVER, WAREHOUSE, Securable, list_enclosing_securables
 from seamark.metaserver.access.rights.privileges import list_names
 from seamark.metaserver.runtime.gathering import gather
 from seamark.metaserver.settings.settings import Settings
@@ -148,7 +148,10 @@ class OpenFgaClient(PolicyClient):
         warehouse = name_object(self._warehouse, WAREHOUSE)
         if securable.kind == SERVER:
             return [_make_tuple(warehouse, "own_warehouse", SERVER_OBJECT)]
-        objects = [SERVER_OBJECT, *(name_object(self._warehouse, above) for above in list_above(securable))]
+        objects = [
+            SERVER_OBJECT,
+            *(name_object(self._warehouse, outer) for outer in list_enclosing_securables(securable)),
+        ]
         objects.append(name_object(self._warehouse, securable))
         return [_make_tuple(container, "parent", contained) for container, contained in pairwise(objects)]
 
@@ -207,9 +210,10 @@ def _escape(name: str) -> str:
 
 
 def _shorten(identifier: str) -> str:
+    """Return the escaped identifier, or its digest if it is longer than OpenFGA allows."""
     if len(identifier) <= _ID_CHARS_MAX:
         return identifier
-    # No escaped name begins in this way, so a name cannot be that of another digest.
+    # In an escaped name, `%` is followed by two hexadecimal digits. So no name is equal to `%sha256-` and a digest.
     return f"%sha256-{hashlib.sha256(identifier.encode()).hexdigest()}"
 
 

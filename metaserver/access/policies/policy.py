@@ -100,6 +100,7 @@ class PolicySlots:
         return self._slots_by_holder.total() < self._limit and self._slots_by_holder[holder] < self._share
 
     def _release(self, holder: str) -> None:
+        """Release a slot of a holder, and give the free slots to waiting requests of holders below their share."""
         self._slots_by_holder[holder] -= 1
         if not self._slots_by_holder[holder]:
             del self._slots_by_holder[holder]
@@ -318,7 +319,7 @@ class PolicyAuthorizer(Authorizer):
     ) -> str:
         return f"{principal.name} may not {operation} here: the policy of {self._policy.product} does not allow it"
 
-    def is_uniform(self, principal: Principal, operation: str, namespace: NamespacePath) -> bool:
+    def allows_everywhere(self, principal: Principal, operation: str, namespace: NamespacePath) -> bool:
         return False
 
     def list_visible_children(self, principal: Principal, parent: NamespacePath) -> frozenset[str] | None:
@@ -335,7 +336,8 @@ class PolicyAuthorizer(Authorizer):
         return self._grants.list_owning_namespaces(principal)
 
     def list_reusing_namespaces(self, principal: Principal) -> tuple[NamespacePath, ...]:
-        # The policy might deny access to the dropped object, but does not decide about dropped objects.
+        """Return no namespace, so that no new object may reuse the location of a dropped object."""
+        # The policy might have denied access to the dropped object, and the policy server is not queried about it.
         return ()
 
 

@@ -42,7 +42,7 @@ def get_securable(grant: Grant) -> Securable:
     return Securable(grant.namespace, grant.kind, grant.name)
 
 
-def find_bits(grants: Iterable[Grant], securable: Securable) -> tuple[int, int]:
+def find_privilege_bits(grants: Iterable[Grant], securable: Securable) -> tuple[int, int]:
     """Return the privileges that the grants allow on an object, and those that they deny on it, as sets of bits.
 
     A denied privilege is not removed from the first set, so that a refusal can state the reason.
@@ -73,7 +73,7 @@ def find_bits(grants: Iterable[Grant], securable: Securable) -> tuple[int, int]:
 
 def have_privileges(grants: Iterable[Grant], securable: Securable, bits: int) -> bool:
     """Return whether the grants give all of these privileges on an object. The result for an empty set is False."""
-    allowed_bits, denied_bits = find_bits(grants, securable)
+    allowed_bits, denied_bits = find_privilege_bits(grants, securable)
     return bool(bits) and not bits & ~(allowed_bits & ~denied_bits)
 
 
@@ -96,6 +96,7 @@ def holds_throughout(grants: Sequence[Grant], namespace: NamespacePath, bits: in
     if not have_privileges(grants, WAREHOUSE, bits) or not have_privileges(grants, Securable(namespace), bits):
         return False
     depth = len(namespace)
+    # A principal that may manage all grants could remove a denial in the namespace. So such a denial does not count.
     return have_privileges(grants, WAREHOUSE, MANAGE_GRANTS) or not any(
         _denies(grant, bits) and grant.kind != SERVER and grant.namespace[:depth] == namespace for grant in grants
     )
@@ -167,7 +168,7 @@ def select_read_grants(grants: Sequence[Grant]) -> list[Grant]:
         Grant("", "read", *securable, deny=deny)
         for securables, deny in ((allowed_securables, False), (denied_securables, True))
         for securable in sorted(securables)
-        if not any(outer_securable in securables for outer_securable in list_above(securable))
+        if not any(outer_securable in securables for outer_securable in list_enclosing_securables(securable))
     ]
 
 
@@ -236,7 +237,7 @@ def _locate_grant(grant: Grant) -> Securable:
     return WAREHOUSE if grant.kind == SERVER else get_securable(grant)
 
 
-def list_above(securable: Securable) -> list[Securable]:
+def list_enclosing_securables(securable: Securable) -> list[Securable]:
     """Return the warehouse, and then the namespaces that contain an object, from the top level down."""
     if securable.kind == SERVER:
         return []

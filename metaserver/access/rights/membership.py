@@ -28,14 +28,16 @@ async def load_grants(
     """
     grants = [*stated_grants, *await store.grants(name)]
     if groups:
-        grants += await store.grants_of_any(groups)
+        grants += await store.list_grants_of_principals(groups)
     roles: dict[str, None] = {}
     new_roles = _list_roles(grants)
     while new_roles:
         roles.update(dict.fromkeys(new_roles))
         if len(roles) > GROUPS_MAX:
-            raise Forbidden(f"{name} belongs to more than {GROUPS_MAX} roles; an admin removes it from some of them")
-        new_grants = await store.grants_of_any(tuple(new_roles))
+            raise Forbidden(
+                f"{name} belongs to more than {GROUPS_MAX} roles; ask an admin to remove it from some roles"
+            )
+        new_grants = await store.list_grants_of_principals(tuple(new_roles))
         grants += new_grants
         new_roles = [role for role in _list_roles(new_grants) if role not in roles]
     return tuple(grants), (*groups, *roles)

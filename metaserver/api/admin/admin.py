@@ -22,7 +22,7 @@ from seamark.metaserver.access.rights.decisions import (
     WAREHOUSE,
     Securable,
     get_securable,
-    list_above,
+    list_enclosing_securables,
 )
 from seamark.metaserver.access.rights.privileges import Privilege
 from seamark.metaserver.access.tokens import TTL_S_MAX, create_token, is_live, revoke_token
@@ -161,7 +161,7 @@ class CreateTokenRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=T
     ] = None
     grants: Annotated[
         list[TokenGrant] | None,
-        doc("The grants that replace all grants of the name. If it is null or absent, its grants stay unchanged."),
+        doc("The new list of all grants of the principal `name`. If it is null or absent, the grants stay unchanged."),
     ] = None
 
 
@@ -289,11 +289,15 @@ async def _select_visible(call: Call, grants: Sequence[Grant]) -> list[Grant]:
     # A caller that manages the grants of a namespace also sees the denials in it, because it may remove them.
     denials = [grant for grant in foreign_grants if grant.deny and grant not in managed_grants]
     outer_securables = list(
-        dict.fromkeys(outer_securable for grant in denials for outer_securable in list_above(get_securable(grant)))
+        dict.fromkeys(
+            outer_securable for grant in denials for outer_securable in list_enclosing_securables(get_securable(grant))
+        )
     )
     managed_outer_securables = set(await call.select(outer_securables, lambda securable: securable, "removeGrant"))
     managed_grants.update(
-        grant for grant in denials if not managed_outer_securables.isdisjoint(list_above(get_securable(grant)))
+        grant
+        for grant in denials
+        if not managed_outer_securables.isdisjoint(list_enclosing_securables(get_securable(grant)))
     )
     return [grant for grant in grants if grant.principal in names or grant in managed_grants]
 
@@ -465,7 +469,7 @@ async def _may_manage_above(call: Call, securable: Securable) -> bool:
     Such a caller may remove denials on the object, including denials that apply to the caller. Otherwise, the managers
     of one object could lock out the admins of its namespace or of the catalog.
     """
-    for outer_securable in list_above(securable):
+    for outer_securable in list_enclosing_securables(securable):
         if await call.may(outer_securable, "removeGrant"):
             await call.allow(outer_securable, operation="removeGrant")
             return True

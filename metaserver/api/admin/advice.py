@@ -69,8 +69,8 @@ class Advice(msgspec.Struct, frozen=True, rename="kebab"):
     Attributes:
         statements: The number of recorded statements.
         days: The number of past days in which the statements were recorded.
-        before: The files and bytes that an average statement reads now, as the replay predicts.
-        proposals: The proposals. The best proposal is first, and proposals that do not pay are last.
+        before: The files and bytes that an average statement reads now, by a simulation of the recorded statements.
+        proposals: The proposals. The best proposal is first. Proposals that cost more than they save are last.
         applied: The proposals that were applied, newest first.
         reason: The reason why there is no proposal. It is empty if there are proposals.
     """
@@ -110,7 +110,7 @@ async def advise_table(call: Call) -> Advice:
     loaded_table = await call.components.catalog.tables.load(call.namespace, call.name)
     assert loaded_table.entry is not None
     history = call.components.history
-    shapes = await history.list_table_shapes(loaded_table.entry.uuid, days) if history.is_on else []
+    shapes = await history.flush_and_list_shapes(loaded_table.entry.uuid, days) if history.is_on else []
     applied_proposals = await _list_applied(history, loaded_table.entry.uuid)
     statements = sum(shape.sums.statements for shape in shapes)
     async with call.components.worker_limits.advising.hold(call.principal.name):
@@ -142,7 +142,7 @@ async def record_applied_advice(call: Call, body: ReportedProposal) -> AppliedPr
     loaded_table = await call.components.catalog.tables.load(call.namespace, call.name)
     assert loaded_table.entry is not None
     uuid, history = loaded_table.entry.uuid, call.components.history
-    shapes = await history.list_table_shapes(uuid, DAYS) if history.is_on else []
+    shapes = await history.flush_and_list_shapes(uuid, DAYS) if history.is_on else []
     async with call.components.worker_limits.advising.hold(call.principal.name):
         build_or_reason = await read_advised_table(call, loaded_table, shapes)
         measured_reads = (

@@ -90,7 +90,7 @@ async def _find_proposal(call: Call, choice: ChosenProposal) -> Proposal:
     loaded_table = await call.components.catalog.tables.load(call.namespace, call.name)
     assert loaded_table.entry is not None
     history = call.components.history
-    shapes = await history.list_table_shapes(loaded_table.entry.uuid, choice.days) if history.is_on else []
+    shapes = await history.flush_and_list_shapes(loaded_table.entry.uuid, choice.days) if history.is_on else []
     async with call.components.worker_limits.advising.hold(call.principal.name):
         build_or_reason = await read_advised_table(call, loaded_table, shapes)
         proposals = (

@@ -40,7 +40,7 @@ from seamark.metaserver.planner.advice.trials import (
     find_changed_columns,
     find_changed_properties,
     judge_trial,
-    list_own_properties,
+    list_trial_properties,
     refuse_proposal,
     select_shape_reads,
 )
@@ -53,7 +53,7 @@ The job of the trial was killed, or takes too long.
 """
 _HOUR_MS = 3_600_000
 _RECHECK_S = 600.0
-"""The minimum time until a job asks again whether a measured change pays."""
+"""The minimum time in seconds until a job requests the next judgement of a measured change."""
 _REASON_CHARACTERS_MAX = 300
 _REFUSALS_MAX = 8
 """The maximum number of refused proposals that the reason for a step names."""
@@ -62,7 +62,10 @@ _ID_PREFIX = "auto-"
 
 
 class AdviceStep(msgspec.Struct, frozen=True, rename="kebab"):
-    """The next step of the policy `auto`."""
+    """The next step of the policy `auto`, which applies proposals of the advice without an admin.
+
+    The policy makes one trial per change: it applies the change, measures the reads, and keeps or undoes the change.
+    """
 
     action: Annotated[str, doc("`apply`: make the change, and report its end. `none`: there is nothing to do now.")]
     reason: Annotated[str, doc("The reason for the step, in words.")]
@@ -75,7 +78,7 @@ class AdviceStep(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class FinishedStep(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
-    """The end of a change that a job has made."""
+    """The result of a change that a job has made for a trial. The trial applies the change and measures its effect."""
 
     number: Annotated[int, doc("The number of the trial, as `takeAdviceStep` returned it.")]
     since_ms: Annotated[int, doc("The time in the answer of `takeAdviceStep`.")]
@@ -111,7 +114,7 @@ class _Trials:
         self.stored: list[_StoredTrial] = []
 
     async def load(self) -> None:
-        """Load the trials, newest first."""
+        """Load the trials of the table, newest first. A trial is an applied change whose effect is measured."""
         self.stored = []
         for row in await self._history.list_applied(self.uuid):
             if row.id.startswith(_ID_PREFIX):
@@ -125,7 +128,7 @@ class _Trials:
         return [stored_trial.applied for stored_trial in self.stored]
 
     def find(self, *states: str) -> list[_StoredTrial]:
-        """Return the trials in these states."""
+        """Return the loaded trials in these states. A trial is an applied change whose effect is measured."""
         return [stored_trial for stored_trial in self.stored if stored_trial.trial.state in states]
 
     async def start(self, proposal: Proposal, trial: Trial) -> _StoredTrial:
@@ -139,10 +142,15 @@ class _Trials:
     async def change(
         self, stored_trial: _StoredTrial, applied_proposal: AppliedProposal | None = None, **fields: object
     ) -> _StoredTrial:
-        """Change fields of a trial, and the time of its decision.
+        """Change fields of a trial, which is an applied change whose effect is measured. Also set its time to now.
+
+        Args:
+            stored_trial: The trial as it was loaded.
+            applied_proposal: The new proposal of the trial. None keeps the proposal.
+            **fields: The new values of the trial's fields.
 
         Returns:
-            The trial with its new text.
+            The changed trial, with the JSON text that is now stored for it.
 
         Raises:
             CommitConflict: Another request has changed the trial.
@@ -193,9 +201,11 @@ class _Trials:
         return stored_trial
 
     async def _save_trial(self, applied_proposal: AppliedProposal, expected_text: str | None) -> _StoredTrial:
-        """Store a trial if its stored text is `expected_text`, and update the loaded trials without a new read.
+        """Store a trial, which is an applied change whose effect is measured, and update the list of loaded trials.
 
-        If `expected_text` is None, the trial must not be stored yet.
+        Args:
+            applied_proposal: The proposal with the trial. It is stored as JSON text.
+            expected_text: The JSON text that must be stored now. None means that the trial must not be stored yet.
         """
         assert applied_proposal.trial is not None
         trial_json = msgspec.json.encode(applied_proposal).decode()
@@ -223,7 +233,7 @@ class _Trials:
         """
         call, tables = self._call, self._call.components.catalog.tables
         current_properties = (await tables.load(call.namespace, call.name)).metadata.properties
-        own_properties = list_own_properties(self.applied)
+        own_properties = list_trial_properties(self.applied)
         changed_properties = {name: value for name, value in updates.items() if current_properties.get(name) != value}
         for name in changed_properties:
             if name in current_properties and own_properties.get(name) != current_properties[name]:
@@ -379,9 +389,10 @@ async def _withdraw_trials(trials: _Trials) -> None:
 
 
 async def _judge_trials(call: Call, trials: _Trials, policy: AutoAdvicePolicy) -> None:
-    """Judge each trial whose measuring period has ended, and undo the changes that do not pay.
+    """Judge the changes whose measuring period has ended, and undo those that save less than they must.
 
-    A kept change is judged again after each further period, because the statements may change.
+    A trial is one change whose effect is measured. A kept change is judged again after each further period, because the
+    statements may change.
     """
     for stored_trial in trials.find(MEASURING, KEPT):
         if trials.now_ms - stored_trial.trial.since_ms < policy.measure_ms:
@@ -405,7 +416,11 @@ async def _judge_trials(call: Call, trials: _Trials, policy: AutoAdvicePolicy) -
 async def _start_trial(
     call: Call, trials: _Trials, effective_metadata: TableMetadata, policy: AutoAdvicePolicy
 ) -> AdviceStep:
-    """Begin a trial of the first proposal that may be applied."""
+    """Begin a trial of the first proposal that may be applied.
+
+    A trial applies a change, compares the reads of later statements with the former reads, and keeps or undoes the
+    change.
+    """
     shapes = await call.components.history.list_shapes_since(trials.uuid, trials.now_ms - policy.measure_ms)
     if not shapes:
         return AdviceStep("none", "the history has no statements of the measuring period")
@@ -435,7 +450,7 @@ async def _start_trial(
             refusals.append(f"{proposal.title}: {refusal}")
             continue
         number = 1 + max((stored_trial.trial.number for stored_trial in trials.stored), default=0)
-        replaced_trials = _find_replaced(trials.find(MEASURING, KEPT), proposal.change)
+        replaced_trials = _find_replaced_trials(trials.find(MEASURING, KEPT), proposal.change)
         trial = Trial(
             number=number,
             state=APPLYING,
@@ -457,7 +472,7 @@ async def _start_trial(
 async def _begin_trial(trials: _Trials, stored_trial: _StoredTrial) -> AdviceStep:
     """Set the properties of a trial, and end the trials that it replaces."""
     change, properties = stored_trial.applied.proposal.change, stored_trial.trial.properties
-    replaced_trials = _find_replaced(trials.find(MEASURING, KEPT), change)
+    replaced_trials = _find_replaced_trials(trials.find(MEASURING, KEPT), change)
     removals = {
         name: value
         for replaced_trial in replaced_trials
@@ -478,10 +493,11 @@ async def _begin_trial(trials: _Trials, stored_trial: _StoredTrial) -> AdviceSte
     )
 
 
-def _find_replaced(stored_trials: Sequence[_StoredTrial], change: ProposedChange) -> list[_StoredTrial]:
-    """Return the trials that a change replaces.
+def _find_replaced_trials(stored_trials: Sequence[_StoredTrial], change: ProposedChange) -> list[_StoredTrial]:
+    """Return the trials whose changes end when `change` is applied. A trial is an applied change that is measured.
 
-    Only a clustering replaces trials, those with another clustering, because a table has only one.
+    A table has only one clustering. So a new clustering replaces the trials of other clusterings. Other kinds of
+    changes replace nothing.
     """
     if change.kind != "cluster":
         return []

@@ -14,8 +14,9 @@ from seamark.metaserver.api.http.observability.metrics import select_warehouse
 async def metrics(call: Call) -> web.Response:
     """Return the metrics of the process in the text exposition format.
 
-    The URL of a further warehouse shows the metrics of this warehouse. The URL of the server shows those of all further
-    warehouses if the caller may browse the server's own warehouse.
+    A server has its own warehouse, and may have additional warehouses. The URL of an additional warehouse shows only
+    its metrics. The URL of the server shows the metrics of all warehouses if the caller may browse the server's own
+    warehouse.
     """
     body, name = call.components.metrics.render(), call.components.warehouse_name
     if name or not await call.may(WAREHOUSE, "loadNamespaceMetadata"):

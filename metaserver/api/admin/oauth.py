@@ -236,8 +236,8 @@ async def _exchange_token(
 async def _log_in_subject(authenticator: Authenticator, subject_token: str, holder_login: Login | None) -> Login:
     """Return the login of the token to exchange.
 
-    `holder_login` is the login of the credentials in the request, or None if it has none. With the credentials of its
-    holder, the token may have expired.
+    `holder_login` is the login of the credentials in the request. It is None if the request has no credentials. If the
+    credentials belong to the holder of the token, an expired token is also accepted.
 
     Raises:
         _Refusal: The token is invalid, or belongs to a different client.

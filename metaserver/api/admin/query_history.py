@@ -101,7 +101,14 @@ class TableHistory(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class ReadTable(msgspec.Struct, frozen=True, rename="kebab"):
-    """A table with the sums of its statements."""
+    """A table with the sums of its recorded statements.
+
+    Attributes:
+        namespace: The levels of the namespace.
+        table: The name of the table.
+        shapes: The number of different kinds of statements, without the values in their filters.
+        sums: The counts, bytes and times of the statements, summed up.
+    """
 
     namespace: list[str]
     table: str
@@ -139,7 +146,7 @@ async def load_query_history(call: Call) -> TableHistory:
     history = call.components.history
     if not history.is_on:
         return TableHistory(days, [], "the setting query_history_days is 0, so no statements are recorded")
-    shapes = await history.list_table_shapes(loaded_table.entry.uuid, days)
+    shapes = await history.flush_and_list_shapes(loaded_table.entry.uuid, days)
     reason = "" if shapes else "the server has not seen a statement that reads this table yet"
     return TableHistory(days, [_make_statement_shape(shape, loaded_table.metadata) for shape in shapes[:limit]], reason)
 
@@ -265,7 +272,19 @@ async def _record_run(call: Call, body: StatementTimeReport, run: StatementRunRe
     tables = tuple(path for path, entry in zip(readable_paths, entries, strict=True) if entry is not None)
     started_ms = max(0, now_ms - round(body.seconds * 1000))
     principal = "" if call.principal is ANONYMOUS else call.principal.name
-    runs.record(StatementRun(run.id, "", started_ms, now_ms, "COMPLETE", "", tables, body.statement, principal))
+    runs.record(
+        StatementRun(
+            run.id,
+            statement="",  # The report has only the fingerprint of the statement.
+            started_ms=started_ms,
+            ended_ms=now_ms,
+            outcome="COMPLETE",
+            error="",
+            tables=tables,
+            form=body.statement,
+            principal=principal,
+        )
+    )
 
 
 def read_number(call: Call, name: str, default: int, maximum: int) -> int:

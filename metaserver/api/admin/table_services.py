@@ -52,8 +52,8 @@ _ANSWER = ResponseSpec(200, "The jobs, on all replicas", JobList)
 async def list_running_jobs(call: Call) -> JobList:
     """List the running jobs of table services, and the jobs that start next."""
     state = await load_jobs(call.components.store, call.components.clock.now_ms())
-    # The state does not list all waiting jobs of these namespaces, so the list lacks no job only if the caller may see
-    # none of them.
+    # The state does not list all waiting jobs of the namespaces in `state.unlisted`. So the answer is complete only if
+    # the caller may see none of these namespaces.
     visible_namespaces = await call.select(state.unlisted, Securable)
     return JobList(
         await call.select(state.running, lambda job: Securable(job.namespace, TABLE, job.table)),

@@ -94,7 +94,11 @@ async def advise_ttl(call: Call) -> TtlAdvice:
     unread_days = _parse_unread_days(call.query.get("unread-days", str(UNREAD_DAYS)))
     loaded_table = await catalog.tables.load(call.namespace, call.name)
     assert loaded_table.entry is not None
-    reads = await catalog.column_usage.list_table_reads(loaded_table.entry.uuid) if catalog.column_usage.is_on else []
+    reads = (
+        await catalog.column_usage.flush_and_list_table_reads(loaded_table.entry.uuid)
+        if catalog.column_usage.is_on
+        else []
+    )
     view = await load_view(call, loaded_table.metadata, loaded_table.metadata.current_snapshot_id)
     advisor = _Advisor(loaded_table.metadata, view, reads, call.components.clock.now_ms(), (*call.namespace, call.name))
     return await asyncio.to_thread(advisor.advise, unread_days, is_on=catalog.column_usage.is_on)

@@ -50,7 +50,7 @@ class WarehouseAnswer(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class WarehousePage(msgspec.Struct, frozen=True, rename="kebab"):
-    """All further warehouses."""
+    """A listing of all additional warehouses of the server. It has a single page."""
 
     warehouses: Annotated[list[WarehouseAnswer], doc("The warehouses, sorted by name.")]
 

@@ -27,7 +27,7 @@ from seamark.metaserver.catalog.large_requests import LARGE_BYTES
 from seamark.metaserver.commit.change_requests.change import ChangeRequest, read_request
 from seamark.metaserver.commit.change_requests.change_body import REPLACE, ChangeBody
 from seamark.metaserver.commit.changes.commit_result import CommittedChange
-from seamark.metaserver.commit.publication import make_pointer_moved
+from seamark.metaserver.commit.publication import make_pointer_moved_error
 from seamark.metaserver.index.files.registration import read_index_file
 from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath, RegisteredIndexFile
 
@@ -109,7 +109,7 @@ async def _add_location(call: Call, response: web.Response, namespace: Namespace
     except NotFound:
         entry = None
     if entry is None or entry.uuid != answer["table-uuid"]:
-        raise make_pointer_moved(namespace, name)
+        raise make_pointer_moved_error(namespace, name)
     return make_json_answer({**answer, _LOCATION: entry.metadata_location})
 
 

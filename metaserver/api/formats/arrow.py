@@ -129,8 +129,8 @@ def find_arrow_type(kind: str) -> pa.DataType:
         return pa.null()
 
 
-def is_integer(kind: pa.DataType) -> bool:
-    """Return whether the type stores integers of 32 or 64 bits, as numbers, dates and times do."""
+def is_stored_as_integer(kind: pa.DataType) -> bool:
+    """Return whether the type stores integers of 32 or 64 bits, as integers, dates and times do."""
     return bool(pa.types.is_integer(kind) or pa.types.is_temporal(kind))
 
 

@@ -55,7 +55,7 @@ class RecordBatchWriter:
         self._fields.append((name, kind))
         self._columns.append(values)
 
-    def stream(self, schema_metadata: Mapping[str, str]) -> bytearray:
+    def build_stream(self, schema_metadata: Mapping[str, str]) -> bytearray:
         """Return the Arrow IPC stream with the added columns."""
         schema = _make_schema(tuple(self._fields), tuple(schema_metadata.items()))
         buffer_sizes = [
@@ -66,10 +66,11 @@ class RecordBatchWriter:
         for size in (size for column_sizes in buffer_sizes for size in column_sizes):
             spans.append((position, size))
             position += size + -size % _ALIGNMENT_BYTES
-        # The continuation and the length; the tables; the number of nodes, and the nodes; padding and the number of
-        # buffers, and the buffers.
-        nodes_size, buffers_size = _SPAN_BYTES * len(buffer_sizes), _SPAN_BYTES * len(spans)
-        head_size = 8 + _NODES + 4 + nodes_size + 8 + buffers_size
+        # The message of the record batch, without its body, has a marker, tables, nodes and buffers (`_encode_head`).
+        marker_size = 4 + 4  # The continuation marker, and the length of the message.
+        nodes_size = 4 + _SPAN_BYTES * len(buffer_sizes)  # The number of nodes (one for each column), and the nodes.
+        buffers_size = 4 + 4 + _SPAN_BYTES * len(spans)  # Padding, the number of buffers, and their positions.
+        head_size = marker_size + _NODES + nodes_size + buffers_size
         body_at = len(schema) + head_size
         buffer = _lookup.allocate_buffer(body_at + position + len(_END))
         with memoryview(buffer) as view:

@@ -85,13 +85,13 @@ class Listing(Protocol):
         schema.
         """
 
-    def lists(self, names: Sequence[str], start: int, end: int) -> list[list[Any]]:
-        """Return the columns of `stream` as lists of JSON values."""
+    def list_json_columns(self, names: Sequence[str], start: int, end: int) -> list[list[Any]]:
+        """Return the named columns of the items from `start` up to and not including `end`, as lists of JSON values."""
 
 
 def make_items(listing: Listing, names: Sequence[str], start: int, end: int) -> list[dict[str, Any]]:
     """Return the items of a listing from `start` up to and not including `end`, as JSON objects with these fields."""
-    columns = listing.lists(names, start, end)
+    columns = listing.list_json_columns(names, start, end)
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
@@ -114,7 +114,7 @@ class FileListing:
             {name: pa.concat_arrays([page.build_array(name) for page in pages]) for name in names}, metadata
         )
 
-    def lists(self, names: Sequence[str], start: int, end: int) -> list[list[Any]]:
+    def list_json_columns(self, names: Sequence[str], start: int, end: int) -> list[list[Any]]:
         pages = [_FilesPage(self._metadata, files, scan) for files, scan in self._slice_page(start, end)]
         return [[value for page in pages for value in page.list_values(name)] for name in names]
 
@@ -235,7 +235,7 @@ class ColumnStats:
                 self._add_bounds(columns, column_name, stats, side)
             else:
                 columns.add(column_name, pa.int64(), stats.read_integer_counts(_COUNTS[name]))
-        return columns.stream(metadata)
+        return columns.build_stream(metadata)
 
     def _add_bounds(self, columns: RecordBatchWriter, name: str, stats: FoundStatistics, side: str) -> None:
         """Add a column with the lower or upper bounds. Bounds that are integers are copied without a conversion.
@@ -247,15 +247,15 @@ class ColumnStats:
             side: "lower" or "upper".
         """
         kind = arrow.find_arrow_type(self._column.kind)
-        integer_bounds = stats.read_integer_bounds(side) if arrow.is_integer(kind) else None
+        integer_bounds = stats.read_integer_bounds(side) if arrow.is_stored_as_integer(kind) else None
         if integer_bounds is not None:
             columns.add(name, kind, integer_bounds)
         else:
             values = arrow.make_bound_array(stats.read_bounds(side), self._column.kind)
             columns.add(name, values.type, values)
 
-    def lists(self, names: Sequence[str], start: int, end: int) -> list[list[Any]]:
-        """Return the columns as JSON values; see `Listing.lists`."""
+    def list_json_columns(self, names: Sequence[str], start: int, end: int) -> list[list[Any]]:
+        """Return the named columns of the files from `start` up to and not including `end`, as lists of JSON values."""
         files = self._files.slice_files(start, end)
         stats = files.find_statistics(self._column)
         columns: list[list[Any]] = []
@@ -263,7 +263,7 @@ class ColumnStats:
             if name == "file-path":
                 columns.append(_decode_strings(files.read_texts("file_path")))
             elif side := _SIDES.get(name):
-                columns.append(_decode_values(stats.read_bounds(side), self._column.kind))
+                columns.append(_encode_bounds_json(stats.read_bounds(side), self._column.kind))
             else:
                 columns.append(
                     _make_nullable(files.list_entry_ids() if name == "file" else stats.counts(_COUNTS[name]))
@@ -302,14 +302,14 @@ class PartitionListing:
     def stream(self, names: Sequence[str], start: int, end: int, metadata: Mapping[str, str]) -> bytes:
         """Return rows of the listing as an Arrow stream."""
         columns = {}
-        for name, values in zip(names, self.lists(names, start, end), strict=True):
+        for name, values in zip(names, self.list_json_columns(names, start, end), strict=True):
             if name == "partition":
                 columns[name] = pa.array([to_json(value).decode() for value in values], pa.string())
             else:
                 columns[name] = pa.array(values, pa.int64())
         return arrow.encode_stream(columns, metadata)
 
-    def lists(self, names: Sequence[str], start: int, end: int) -> list[list[Any]]:
+    def list_json_columns(self, names: Sequence[str], start: int, end: int) -> list[list[Any]]:
         return [[item[name] for item in self._items[start:end]] for name in names]
 
     def _add_files(self, listed_files: FoundFiles, column_names: tuple[str, str], content: int | None = None) -> None:
@@ -405,7 +405,7 @@ def encode_bound_json(kind: str, value: Value) -> object:
         return None
 
 
-def _decode_values(values: Longs | npt.NDArray[np.float64] | Strings, kind: str) -> list[Any]:
+def _encode_bounds_json(values: Longs | npt.NDArray[np.float64] | Strings, kind: str) -> list[Any]:
     """Return bounds as JSON single values."""
     if isinstance(values, Strings):
         return [

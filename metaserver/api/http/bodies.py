@@ -104,7 +104,7 @@ async def read_body(request: web.Request, size: BodySize | None = None) -> bytes
                 raise _make_too_large_error(limit)
             body = bytes(content.read_nowait())
             if slot is not None:
-                slot.keep(len(body))
+                slot.reserve_memory(len(body))
         else:
             if (request.content_length or 0) > limit:
                 raise _make_too_large_error(limit)
@@ -118,6 +118,8 @@ async def read_body(request: web.Request, size: BodySize | None = None) -> bytes
     except ConnectionError:
         raise ClientGone("The client closed the connection before the whole request had arrived") from None
     if len(body) > QUICK_BYTES and size is not BodySize.LARGE:
+        # Parsed values take much more memory than their text, so check their number in a long body. The function that
+        # decodes a body of the class LARGE checks it with higher limits.
         _check_values(body)
     if slot is None:
         request[_BODY] = body
@@ -152,7 +154,7 @@ async def _receive_body(
         if size + len(chunk) > limit:
             raise _make_too_large_error(limit)
         if slot is not None:
-            slot.keep(len(chunk))
+            slot.reserve_memory(len(chunk))
         is_large = len(chunk) >= _CHUNK_BYTES
         if not is_large:
             buffer += chunk

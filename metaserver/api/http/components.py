@@ -131,6 +131,8 @@ class ServerComponents:
     @property
     def warehouse_name(self) -> str:
         """The name of this warehouse. It is empty for the server's own warehouse."""
+        # Only the server's own warehouse has the list of additional warehouses. The name of an additional warehouse is
+        # the prefix of its paths.
         return "" if self.warehouses is not None else self.settings.prefix
 
     @property

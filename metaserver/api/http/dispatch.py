@@ -236,8 +236,8 @@ class Call:
             return bodies.parse_body(body, shape)
         return await self.run_in_turn(partial(bodies.parse_body, body, shape))
 
-    def keep(self, size_bytes: int) -> None:
-        """Count memory that the request uses until its answer, in addition to the bytes of its body.
+    def reserve_memory(self, size_bytes: int) -> None:
+        """Reserve memory that the request uses until its answer, in addition to the bytes of its body.
 
         Raises:
             RetryLater: The requests in progress use all of the memory.
@@ -245,7 +245,7 @@ class Call:
         """
         slot = self._request.get(bodies.SLOT)
         if slot is not None:
-            slot.keep(size_bytes)
+            slot.reserve_memory(size_bytes)
 
     async def run_in_turn(self, work: Callable[[], B]) -> B:
         """Return the result of `work`, which is long Python work on the content of the request.
@@ -323,7 +323,7 @@ class Call:
         """Check that the caller may give a table or view the name, before the name is looked up.
 
         Raises:
-            Forbidden: The caller may not browse or create an object of the name, which may exist.
+            Forbidden: An object with this name may exist, and the caller may neither browse nor create it.
         """
         securable = Securable(namespace, kind, name)
         await self.components.authorizer.require_new_name(self.principal, self._route.operation, securable)
@@ -360,7 +360,7 @@ class Call:
         If the caller has the same rights on all objects, the items are not checked one by one.
         """
         authorizer, operation = self.components.authorizer, operation or self._route.operation
-        if authorizer.is_uniform(self.principal, operation, WAREHOUSE.namespace):
+        if authorizer.allows_everywhere(self.principal, operation, WAREHOUSE.namespace):
             return list(items)
         allowed_flags = await authorizer.allows_each(
             self.principal, operation, [find_securable(item) for item in items]
@@ -369,20 +369,23 @@ class Call:
 
     async def select_names(self, kind: str, names: list[str], operation: str) -> list[str]:
         """Return the names of tables, views or functions of the namespace in the path that a listing may include."""
-        if self.components.authorizer.is_uniform(self.principal, operation, self.namespace):
+        if self.components.authorizer.allows_everywhere(self.principal, operation, self.namespace):
             return names
         return await self.select(names, lambda name: Securable(self.namespace, kind, name), operation)
 
     async def select_seen(self, parent: NamespacePath, paths: list[NamespacePath]) -> list[NamespacePath]:
         """Return the namespaces in `parent` that a listing may include."""
         authorizer = self.components.authorizer
-        if authorizer.is_uniform(self.principal, "namespaceExists", parent):
+        if authorizer.allows_everywhere(self.principal, "namespaceExists", parent):
             return paths
         visibility = await authorizer.sees(self.principal, paths)
         return [path for path, is_seen in zip(paths, visibility, strict=True) if is_seen]
 
     def list_visible_children(self, parent: NamespacePath) -> frozenset[str] | None:
-        """Return the names in `parent` that a listing may include, or None if `select_seen` finds them."""
+        """Return the names in `parent` that a listing may include.
+
+        The result is None if each name must be checked separately, by `select_seen`.
+        """
         return self.components.authorizer.list_visible_children(self.principal, parent)
 
     def read_paging(self) -> tuple[str | None, int]:
@@ -415,19 +418,20 @@ def _may_name_owners(
     warehouses = components.warehouses
     if warehouses is None:
         return principal.name == ANONYMOUS_NAME
-    return not warehouses.may_have_further or have_privileges(principal.grants, THE_SERVER, MANAGE_GRANTS)
+    return not warehouses.may_have_further_warehouses or have_privileges(principal.grants, THE_SERVER, MANAGE_GRANTS)
 
 
 async def _find_plan(call: Call, kind: str) -> StoredPlanTable | None:
     """Return the plan in the path, or None if there is none, or if it is not needed to check the caller's rights."""
     if kind == FUNCTION or not is_plan_name(call.names[0]):
         return None
-    # The plan need not be read if the caller has the right of the route, and that to read, on the whole warehouse.
+    # A caller that has the right of the route and the right to read on the whole warehouse needs no further check, so
+    # the plan need not be read.
     operations = ("loadCredentials", call.operation)
     authorizer = call.components.authorizer
-    if all(authorizer.is_uniform(call.principal, name, WAREHOUSE.namespace) for name in operations):
+    if all(authorizer.allows_everywhere(call.principal, name, WAREHOUSE.namespace) for name in operations):
         return None
-    return await call.components.store.plan_table(call.namespace, call.names[0])
+    return await call.components.store.load_plan_table(call.namespace, call.names[0])
 
 
 AwaitRoom: TypeAlias = Callable[[Call, int], AbstractAsyncContextManager[None]]
@@ -451,6 +455,11 @@ class Route(Description, frozen=True):
     """Whether the handler sends its answer itself and therefore receives the request."""
 
     def __call__(self, handler: Callable[[Call], Awaitable[Answer]]) -> Endpoint:
+        """Make an endpoint of a handler without a body.
+
+        If a cached file is damaged, the handler runs again, because the cache then reads the file again. Changes are
+        not repeated.
+        """
         open_call, encode, is_change = self._make_opener(), self._make_encoder(), is_audited_change(self.operation)
 
         async def handle(request: web.Request) -> web.StreamResponse:

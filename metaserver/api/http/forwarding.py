@@ -63,8 +63,12 @@ async def _leave_expectation(request: web.Request) -> None:
 attach_description(_refuse_unknown_warehouse, FORWARDED)
 
 
-def add_forwarding(app: web.Application) -> None:
-    """Register the routes of further warehouses, after all other routes."""
+def add_warehouse_routes(app: web.Application) -> None:
+    """Register the paths of additional warehouses, after all other routes.
+
+    The middleware forwards a request for an existing warehouse before its handler runs. So the handler of these paths
+    only refuses requests for warehouses that do not exist.
+    """
     if app[COMPONENTS].warehouses is None:
         return
     for path in (f"/v1/{_VARIABLE}/{{tail:.*}}", f"{_MOUNT}{_VARIABLE}/{{tail:(?!/).*}}"):

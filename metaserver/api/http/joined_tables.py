@@ -27,7 +27,7 @@ async def may_use_plan(
     Each table must also still be the planned table, and not a new table of the same name. If the tables are unknown
     (None), only a principal that may read all tables may use the plan.
     """
-    if components.authorizer.is_uniform(principal, _OPERATION, WAREHOUSE.namespace):
+    if components.authorizer.allows_everywhere(principal, _OPERATION, WAREHOUSE.namespace):
         return True
     if joined_tables is None:
         return False

@@ -37,7 +37,9 @@ _log = structlog.get_logger("seamark.request")
 _VALID_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}\Z")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?\Z")
 _BODILESS = ("GET", "HEAD")
-_UNROUTED = ("unrouted", Description("", "", "unrouted"))
+_UNMATCHED = Description("", "", "unrouted")
+"""The description of paths that match no route."""
+_UNROUTED = ("unrouted", _UNMATCHED)
 _VARIANTS = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
 """The digit of a UUID that contains its variant and two random bits, by a random digit (RFC 9562, 4.1)."""
 _propagator = TraceContextTextMapPropagator()
@@ -102,7 +104,7 @@ class _RequestPipeline:
         is_logged = self._logs_requests
         is_audited = self._audit_decisions.get((description.operation, response.status))
         if is_audited is None:
-            is_audited = self._is_audited(description, response.status)
+            is_audited = self._decide_audit(description, response.status)
         if is_audited:
             is_recorded = await self._audit.record(
                 principal_name=_read_principal_name(request),
@@ -116,8 +118,8 @@ class _RequestPipeline:
             is_logged = is_logged and (is_recorded or response.status not in (401, 403))
         elif is_logged and response.status == 401:
             # No audit record limits these lines, so log only some of them for each address.
-            self._unrouted_refusals.take_due(clock.now_ms())
-            is_logged = self._unrouted_refusals.is_written("", request.remote or "", unauthenticated=True)
+            self._unrouted_refusals.end_window_if_due(clock.now_ms())
+            is_logged = self._unrouted_refusals.count_and_check_limit("", request.remote or "", unauthenticated=True)
         seconds = clock.monotonic() - start_s
         self._metrics.observe(description.operation, response.status, seconds, error)
         if is_logged:
@@ -252,16 +254,14 @@ class _RequestPipeline:
                 span.set_status(StatusCode.ERROR, type(error).__name__ if error is not None else None)
             return response, error
 
-    def _is_audited(self, description: Description, status: int) -> bool:
-        """Return whether the request is recorded in the audit log.
+    def _decide_audit(self, description: Description, status: int) -> bool:
+        """Decide whether requests with this operation and status are recorded in the audit log. Cache the decision.
 
         The audit log omits unmatched paths, which scanners send by the thousand, and successes of public routes. It
         also omits refusals by a limit, because recording each refusal would bypass the limit.
         """
         is_unwanted = (
-            status == 429
-            or description in (_UNROUTED[1], FORWARDED)
-            or (description.public and status not in (401, 403))
+            status == 429 or description in (_UNMATCHED, FORWARDED) or (description.public and status not in (401, 403))
         )
         is_audited = self._audit_decisions[description.operation, status] = not is_unwanted and self._audit.is_kept(
             description.operation, status

@@ -159,7 +159,7 @@ async def make_table_answer(
     plan_snapshots = [plan for plan in plan_snapshots if plan.id not in snapshots]
     etag = ""
     if loaded_table.entry is not None:
-        # Compute the tag before the keys, so that the keys in the answer are never older than the tag.
+        # Compute the tag before the storage credentials, so that these are never older than the tag.
         etag = await compute_table_etag(
             call, loaded_table.entry.metadata_location, namespace, name, mode, plan_snapshots
         )
@@ -187,10 +187,10 @@ async def answer_fresh_read(
     *,
     plan_snapshots: Sequence[PlanSnapshot] = (),
 ) -> web.Response:
-    """Return a LoadTableResult with a fresh snapshot, which is the current snapshot of the metadata.
+    """Return a LoadTableResult whose current snapshot is fresh: it also has stream rows that no commit has added yet.
 
-    `plan_snapshots` are plan snapshots, as in `make_table_answer`. The answer is not cached, because the next answer
-    probably has a different snapshot.
+    `plan_snapshots` are snapshots that consist of the files of a scan plan. They are added to the table's snapshots.
+    The answer is not cached, because the next answer probably has a different snapshot.
     """
     entry, metadata = loaded_table.entry, loaded_table.metadata
     assert entry is not None

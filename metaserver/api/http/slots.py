@@ -180,8 +180,13 @@ class RequestSlot:
         if self._taken_limit is not self._limit_of_kind:
             self._change_slot(self._limit_of_kind)
 
-    def keep(self, size: int) -> None:
-        """Count further bytes of the body. They are released when the answer is sent."""
+    def reserve_memory(self, size: int) -> None:
+        """Count further bytes against the limit of memory for requests. They are released when the answer is sent.
+
+        Raises:
+            RetryLater: The requests in progress use all of the memory.
+            TooManyRequests: The requests of this client use its whole share.
+        """
         if not size:  # An entry of zero bytes would never be released.
             return
         self._worker_limits.bodies.take(self._holder, size)

@@ -34,7 +34,8 @@ async def commit_updates(
         check_rights: A function that is called after each computation. It checks the rights that the updates need in
             addition to the right of the route.
         reads_schema: Whether the updates depend on the schema. A concurrent change of the schema is then a conflict.
-        kept_setters: The properties that keep their setters. `compute_updates` may change the collection.
+        kept_setters: The properties that keep their setter, which is the recorded principal that set the value.
+            `compute_updates` may change the collection.
 
     Returns:
         The table if it needs no updates, or None after a commit.

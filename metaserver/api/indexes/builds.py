@@ -119,8 +119,8 @@ class FinishBuildRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=T
     refused_files: Annotated[
         list[RefusedFile],
         doc(
-            f"At most {REFUSED_MAX} data files of which the index cannot have an entry, whatever the build. The next "
-            "builds get them with the reason, and need not read them. The server may forget them."
+            f"At most {REFUSED_MAX} data files that no build of this index can describe. Later builds receive these "
+            "files with the reason, and need not read them. The server may forget them."
         ),
     ] = []
 

@@ -77,11 +77,11 @@ class NewFiles(NamedTuple):
 
     Attributes:
         files: The files.
-        fresh: Whether each file is in no earlier snapshot of the list, bool[files].
+        is_new: Whether each file is in no earlier snapshot of the list, bool[files].
     """
 
     files: SnapshotFiles
-    fresh: Mask
+    is_new: Mask
 
 
 async def load_requested_table(call: Call) -> TableIndexes:
@@ -171,7 +171,7 @@ async def find_missing_files(call: Call, new_files: NewFiles, live_files: tuple[
     return (
         ~await find_covered_files(call, new_files.files, live_files)
         & new_files.files.ids.has_identity
-        & new_files.fresh
+        & new_files.is_new
     )
 
 

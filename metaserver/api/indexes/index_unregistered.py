@@ -47,7 +47,7 @@ class UnreferencedFilesResponse(msgspec.Struct):
     "POST",
     "/api/v1/tables/{namespace}/{table}/indexes/{index}/unheld",
     "listUnheldFiles",
-    "List data files in live index files that no snapshot of the table contains",
+    "List the data files that live index files still describe, but that no snapshot of the table contains",
     tags=("indexes",),
     body_size=BodySize.MEDIUM,
     answers=(
@@ -62,7 +62,7 @@ class UnreferencedFilesResponse(msgspec.Struct):
     ),
 ).takes(UnreferencedFilesRequest)
 async def list_unreferenced_files(call: Call, body: UnreferencedFilesRequest) -> UnreferencedFilesResponse:
-    """List data files in live index files that no snapshot of the table contains."""
+    """List the data files that live index files still describe, but that no snapshot of the table contains."""
     if len(body.index_files) > FILES_MAX:
         raise BadRequest(f"The request has more than {FILES_MAX} index files; send them in several requests")
     table = await load_requested_table(call)

@@ -278,6 +278,8 @@ async def put_index(call: Call, body_bytes: bytes) -> dict[str, Any]:
 
     dimension_tables: set[tuple[str, ...]] = set()
 
+    # A setter is the recorded principal that last set the property with the definition. If only the snapshots of
+    # dimension tables change, the property keeps its setter, which must still have the right to read these tables.
     setters: set[str] = set()
     kept_setters: set[str] = set()
 
@@ -337,7 +339,7 @@ def _change_definition(
 
     Raises:
         BadRequest: The definition is incomplete or invalid.
-        AlreadyExists: Another index has the same definition or another meaning of the name.
+        AlreadyExists: Another index has the same definition, or filters already use the name for another attribute.
     """
     present_definition = definitions.by_name.get(name)
     kind = body.kind if body.kind is not None else present_definition.kind if present_definition else None
@@ -407,10 +409,12 @@ def _check_filter_name(definition: IndexDefinition, definitions: Definitions) ->
 
 
 def _identify_attribute(definition: IndexDefinition) -> tuple[object, ...] | None:
-    """Return the attribute of a dimension table that filters can name by the index, without its snapshot.
+    """Return the attribute of a dimension table that the index looks up. Filters can use the index's name for it.
 
     Returns:
-        None if the first term of the index looks up no attribute, or if the index is a cube, which filters cannot name.
+        The ids of the attribute and its dimension table. They do not contain the snapshot of the dimension table, so
+        they stay equal when the index moves to a later snapshot. None if the first term of the index looks up no
+        attribute, or if the index is a cube, which filters cannot name.
     """
     lookup = parse_lookup(definition.terms[0].transform)
     if lookup is None or KINDS[definition.kind].aggregates:
@@ -459,12 +463,16 @@ class _TableState(NamedTuple):
 
 
 async def _read_table_state(call: Call, table: TableIndexes) -> _TableState:
-    """Return the files of the named snapshots and the times of audits, which describe the state of each index."""
+    """Return the files of the current snapshot, of branches and of tags, and the times of audits.
+
+    They describe the state of each index.
+    """
     metadata = table.metadata
     new_files = await find_new_files_by_snapshot(call, metadata, find_named_snapshots(metadata))
     audits = await read_audit_times_ms(call, table)
     if metadata.current_snapshot_id is None:
         return _TableState(await load_snapshot_files(call, metadata, None), new_files, audits)
+    # The current snapshot is first, before the snapshots of branches and tags.
     return _TableState(new_files[0].files, new_files[1:], audits)
 
 

@@ -130,12 +130,15 @@ class SelectedFile(msgspec.Struct, rename="kebab", gc=False):
 
 
 class SelectRowsResponse(msgspec.Struct, rename="kebab"):
-    """The files with their matching rows. The answer is encoded in parts, and `files` is the last part."""
+    """The files with their matching rows. A file is exact if all rows that it lists match the predicate.
+
+    The answer is encoded in parts, and `files` is the last part.
+    """
 
     snapshot_id: int | None
     meaning: ComparisonSemantics
     deletes: Annotated[bool, doc("Whether deleted rows were removed.")]
-    exact: Annotated[bool, doc("Whether all files of this page are exact.")]
+    exact: Annotated[bool, doc("Whether each listed row of this page matches the predicate.")]
     not_used: Annotated[
         tuple[str, ...],
         doc("Parts of the SQL text that Iceberg expressions cannot represent. The planner takes them as true."),
@@ -155,12 +158,13 @@ class _Predicate:
     Attributes:
         exact: Whether the expression represents the predicate completely.
         unused: The parts of the SQL text that the expression does not represent.
+        comparison_semantics: The rules for comparing zeros and NaN, those of SQL or of Iceberg.
     """
 
     expression: Expression
     exact: bool
     unused: tuple[str, ...]
-    meaning: ComparisonSemantics
+    comparison_semantics: ComparisonSemantics
 
 
 @dataclass(frozen=True)
@@ -203,7 +207,17 @@ class _CandidateFile:
 
 @dataclass(frozen=True)
 class _AnswerFile:
-    """A file of the answer. `rows` has the requested format, or is None if any row may match."""
+    """A file of the answer, with its matching rows.
+
+    Attributes:
+        entry_id: The number of the file among the files of the snapshot.
+        records: The number of rows of the file.
+        rows: The matching rows in the requested format. None if any row may match.
+        count: The number of rows in `rows`.
+        exact: Whether all rows in `rows` match. If it is False, some of them may not match.
+        delete_files: The number of delete files of the file.
+        undecided: If the request removes deleted rows, the number of rows that may be deleted.
+    """
 
     entry_id: int
     records: int
@@ -350,7 +364,9 @@ class _Page:
         first batch is always matched, so that each page makes progress, and further batches only within the time limit.
         """
         matcher = PredicateMatcher(
-            await self._list_indexes(metadata, entry), self._predicate.meaning, self._body.where is not None
+            await self._list_indexes(metadata, entry),
+            self._predicate.comparison_semantics,
+            self._body.where is not None,
         )
         entry_ids = self._scan.entry_ids[np.searchsorted(self._scan.entry_ids, after_id, side="right") :]
         records = find_files_at(self._scan.view, entry_ids).read_longs("record_count").clip(0, CANDIDATES_MAX + 1)
@@ -412,7 +428,7 @@ class _Page:
 
         A large file is the only file of its batch, and is processed in parts.
         """
-        files_with_deletes = await asyncio.to_thread(_select_evaluable_files, files)
+        files_with_deletes = await asyncio.to_thread(_prepare_for_evaluation, files)
         words_per_part = CANDIDATES_MAX // _WORD_BITS
         for start in range(
             0, max((count_words(file.records) for file in files_with_deletes), default=0), words_per_part
@@ -476,7 +492,7 @@ class _Page:
         """Return the page in the form of the answer."""
         return SelectRowsResponse(
             snapshot_id=snapshot_id,
-            meaning=self._predicate.meaning,
+            meaning=self._predicate.comparison_semantics,
             deletes=self._body.deletes,
             exact=all(file.exact for file in self._files),
             not_used=self._predicate.unused,
@@ -537,10 +553,11 @@ class _Page:
         return arrow.encode_stream(columns, metadata_texts)
 
 
-def _select_evaluable_files(files: list[_CandidateFile]) -> list[_CandidateFile]:
-    """Return the files whose deletes are evaluated, with a copy of their bits.
+def _prepare_for_evaluation(files: list[_CandidateFile]) -> list[_CandidateFile]:
+    """Return the files whose deletes are evaluated, and give each of them its own copy of its bits.
 
-    In files with too many candidates, all rows are undecided. Files with an unknown number of rows stay unchanged.
+    A file with too many candidate rows is not evaluated: the function marks all of its rows as undecided, and the file
+    as not exact. Files with an unknown number of rows stay unchanged.
     """
     files_with_deletes = []
     for file in files:

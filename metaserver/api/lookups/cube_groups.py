@@ -363,7 +363,7 @@ class GroupReading:
     def _combine_groups(self) -> None:
         """Combine the groups that were added since the last combination with the earlier groups.
 
-        If an engine sums up the groups anyway, few groups stay uncombined.
+        A small number of groups is not combined if the engine that reads them combines groups itself.
         """
         groups = pa.concat_tables([self._groups, *(table for table in self._uncombined if table.num_rows)])
         if groups.num_rows > (0 if self._combines_few else _ENGINE_COMBINED_GROUPS_MAX):

@@ -46,7 +46,10 @@ class Mark(msgspec.Struct):
 
 
 class LayoutBar(msgspec.Struct):
-    """A group of files with neighbouring ranges."""
+    """A group of files with neighbouring ranges.
+
+    Positions are from 0, the lowest bound of all files, to 1, the highest bound.
+    """
 
     files: int
     low: Annotated[float, doc("The position of the lowest lower bound.")]
@@ -207,6 +210,8 @@ def _make_snapshot_layout(
     snapshot_id: int | None, files: FoundFiles, ranges: Ranges, axis: Axis, bars: int, points: int
 ) -> SnapshotLayout:
     """Compute the layout of a column in one snapshot.
+
+    The depth at a value is the number of files whose range contains the value.
 
     Args:
         snapshot_id: The id of the snapshot.

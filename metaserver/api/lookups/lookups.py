@@ -214,7 +214,7 @@ async def lookup_keys(call: Call, data: bytes) -> web.Response:
     is_small = len(located_rows.query) + answer.keys <= _IN_LOOP_KEYS_MAX
     pieces = encode_answer() if is_small else await asyncio.to_thread(encode_answer)
     content_type = arrow.ARROW_STREAM if wants_arrow else "application/json"
-    body = b"".join(pieces) if sum(map(len, pieces)) <= _PIECE_BYTES else _send_pieces(pieces)
+    body = b"".join(pieces) if sum(map(len, pieces)) <= _PIECE_BYTES else _iterate_slices(pieces)
     return web.Response(body=body, content_type=content_type, headers={"Vary": "Accept"})
 
 
@@ -336,15 +336,15 @@ async def _convert_keys(
                 f"The keys take {shared_bytes:,} bytes if each row has its own value; the limit is {limit:,}. Send "
                 "them in several requests"
             )
-        call.keep(shared_bytes)
+        call.reserve_memory(shared_bytes)
         return await asyncio.to_thread(build_keys, terms, arrays), None
     if len(requested_keys) <= _IN_LOOP_KEYS_MAX and body_bytes <= _IN_LOOP_BODY_BYTES_MAX:
         return decode_json_keys(terms, requested_keys)
     return await call.run_in_turn(partial(decode_json_keys, terms, requested_keys))
 
 
-async def _send_pieces(pieces: Sequence[bytes | memoryview]) -> AsyncIterator[bytes]:
-    """Yield a large answer in slices, so that no copy takes long."""
+async def _iterate_slices(pieces: Sequence[bytes | memoryview]) -> AsyncIterator[bytes]:
+    """Yield the parts of a large answer in slices of limited size, so that copying a slice does not take long."""
     for piece in pieces:
         view = memoryview(piece)
         for start in range(0, len(view), _PIECE_BYTES):
@@ -399,7 +399,7 @@ class _LookupAnswer:
         if self.query.partitions:
             files_with_rows = find_files_at(view, view.find_entry_ids(positions))
             files = FileListing(self.metadata, files_with_rows, find_files_at(view, positions[:0]), None)
-            partition_columns = files.lists(("spec-id", "partition"), 0, files.total)
+            partition_columns = files.list_json_columns(("spec-id", "partition"), 0, files.total)
         return file_numbers, list_paths(view, positions), partition_columns
 
     def encode_json(self) -> list[bytes]:

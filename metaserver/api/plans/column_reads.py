@@ -107,8 +107,10 @@ def read_scan_report(
     uuid: str,
     metadata: TableMetadata,
     report: Mapping[str, Any],
-    plan_and_age: tuple[bool, int | None],
     now_ms: int,
+    *,
+    is_plan_snapshot: bool,
+    plan_end_ms: int | None,
 ) -> ColumnRead | None:
     """Return the read that a scan report describes (Iceberg REST specification, ScanReport).
 
@@ -118,9 +120,10 @@ def read_scan_report(
         uuid: The UUID of the table.
         metadata: The metadata of the table.
         report: The report.
-        plan_and_age: Whether the report is about a plan snapshot of the Trino proxy, and the end of the oldest
-            partition of this plan in milliseconds.
         now_ms: The time.
+        is_plan_snapshot: Whether the report is about a plan snapshot, with which the Trino proxy replaces a table.
+        plan_end_ms: The end of the oldest partition of the plan snapshot, in milliseconds since the epoch. None if it
+            is unknown, or if the report is not about a plan snapshot.
 
     Returns:
         The read. None if an engine reads a plan snapshot, because the proxy reports the columns of such a read.
@@ -136,9 +139,11 @@ def read_scan_report(
     engine = report.get("metadata")
     engine_name = str(engine.get("engine-name", "")).lower() if isinstance(engine, dict) else ""
     top_level_ids = {field.id for field in schema.fields}
-    is_plan_snapshot, oldest_ms = plan_and_age
+    oldest_ms = plan_end_ms
     if is_plan_snapshot and engine_name != PROXY_ENGINE:
         return None
+    # Most engines report all columns, even if a query reads only some of them. So this list does not show which columns
+    # the query reads.
     if not columns or (top_level_ids <= columns and engine_name not in _ENGINES):
         columns = {UNKNOWN_COLUMNS}
     try:

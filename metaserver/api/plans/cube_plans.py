@@ -87,7 +87,7 @@ class MakeCubePlanRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=
 
 
 class MakeCubePlanResponse(msgspec.Struct, rename="kebab"):
-    """The plan of an aggregate query, in the metadata `plan` of the groups."""
+    """The plan of an aggregate query. The answer is an Arrow stream, and its schema metadata contain this as `plan`."""
 
     reason: Annotated[
         str | None, doc("The reason why the cube cannot be used. If it is set, the other fields have no meaning.")
@@ -100,7 +100,7 @@ class MakeCubePlanResponse(msgspec.Struct, rename="kebab"):
     row_bytes: int = 0
     name: Annotated[str | None, doc("The plan table with the row files, if there are any.")] = None
     plan_snapshot_id: Annotated[
-        int | None, doc("With X-Seamark-Plans, instead of the name: the id of the snapshot with the row files.")
+        int | None, doc("The id of the snapshot with the row files. It replaces `name` if X-Seamark-Plans is sent.")
     ] = None
 
 
@@ -210,7 +210,7 @@ async def make_cube_plan(call: Call, body: MakeCubePlanRequest) -> web.Response:
 def _explain_small_gain(scan_plan: ScanPlan, is_covered: np.ndarray) -> str | None:
     """Return the reason why the rows are read without the cube, or None if the cube saves enough of them.
 
-    Joins leave out no rows beside a cube, so a plan without the cube may read fewer rows.
+    With a cube, joins do not prune the files whose rows are read. So a plan without the cube may read fewer rows.
     """
     rows = find_files_at(scan_plan.view, scan_plan.entry_ids).read_longs("record_count")
     uncovered_rows, all_rows = int(rows[~is_covered].sum()), int(rows.sum())

@@ -262,7 +262,7 @@ async def explain(call: Call, body: ExplainRequest) -> web.Response:
         filter=parsed_filter.expression,
         snapshot_id=snapshot_id,
         case_sensitive=body.case_sensitive,
-        nan_above=True,
+        nan_above=True,  # Spark and DuckDB order NaN above all numbers, so NaN matches > and >=.
         attributes=attributes,
     )
     outdated_reasons = [_explain_unused(metadata, attribute) for attribute in attributes if not attribute.is_current]
@@ -274,7 +274,10 @@ async def explain(call: Call, body: ExplainRequest) -> web.Response:
 
 
 def _explain_unused(metadata: TableMetadata, attribute: AttributeColumn) -> str:
-    """Return the reason why a predicate on an attribute leaves out no files."""
+    """Return the reason why a predicate on an attribute prunes no files.
+
+    The attribute is a column of a dimension table. An index of the planned table stores its values for each data file.
+    """
     if not read_definitions(metadata).by_name[attribute.name].enabled:
         return f"the index {attribute.name} is paused; resume it"
     return (
@@ -302,7 +305,8 @@ async def explain_scan(
         sql_filter: The parsed SQL from which the filter of `scan_request` was made.
         joins: The joins of the table.
         files_max: The maximum number of files to list.
-        unrequested_reasons, max_kept_fraction: See `find_unpruned_reasons`.
+        unrequested_reasons: The reasons why other joins were not requested.
+        max_kept_fraction: The largest fraction of the files that a plan may keep so that engines use it.
 
     Raises:
         Forbidden: The caller may not read a table of `joins`.
@@ -353,6 +357,8 @@ async def _read_filter(call: Call, body: ExplainRequest, metadata: TableMetadata
             return sql.SqlFilter(TRUE, ())
 
         def parse() -> sql.SqlFilter:
+            # `unknown` accepts null as a literal, because PyIceberg writes null for infinity. `functions` accepts
+            # functions of columns. The filter only selects files, so both are safe.
             return sql.SqlFilter(
                 parse_expression(decode_json(filter_json, "The filter"), unknown=True, functions=True), ()
             )

@@ -52,22 +52,23 @@ class FreshPlan(NamedTuple):
 async def choose_fresh_plan(call: Call, entry: Entry, data: bytes, dialect: ClientDialect) -> FreshPlan:
     """Return the table and the snapshot that a plan request with this body reads.
 
-    A request for the current state reads a fresh snapshot. A statement that rewrites files cannot use a fresh snapshot,
-    so its rows are first written to files of the table.
+    A request for the current state reads a fresh snapshot, which also has the appended rows that are not in files of
+    the table yet. A statement that rewrites files cannot use a fresh snapshot, so these rows are first written to files
+    of the table.
     """
     body = await call.parse(data, PlanTableScan)
     metadata = await call.components.catalog.documents.table(entry.metadata_location)
     if reads_fresh(call.headers) and body.snapshot_id is not None and metadata.snapshot(body.snapshot_id) is None:
         # The catalog has loaded the fresh snapshot as the current snapshot.
         snapshot = await find_fresh_snapshot(call, entry, metadata, body.snapshot_id)
-        return FreshPlan(LoadedTable(entry, with_fresh_snapshot(metadata, snapshot)), snapshot, False)
+        return FreshPlan(LoadedTable(entry, with_fresh_snapshot(metadata, snapshot)), snapshot, is_live=False)
     if not _is_live(body, metadata, dialect, call.components.clock.now_ms()):
-        return FreshPlan(LoadedTable(entry, metadata), None, False)
+        return FreshPlan(LoadedTable(entry, metadata), None, is_live=False)
     if dialect.changes_files and FILE_COLUMN in (body.select or ()):
         await call.components.streams.flush(entry.uuid)
-        return FreshPlan(LoadedTable(entry, metadata), None, False)
+        return FreshPlan(LoadedTable(entry, metadata), None, is_live=False)
     fresh_table = await load_fresh(call, entry, metadata)
-    return FreshPlan(fresh_table.loaded, fresh_table.snapshot, True)
+    return FreshPlan(fresh_table.loaded, fresh_table.snapshot, is_live=True)
 
 
 def _is_live(body: PlanTableScan, metadata: TableMetadata, dialect: ClientDialect, now_ms: int) -> bool:
@@ -94,7 +95,11 @@ def _is_live(body: PlanTableScan, metadata: TableMetadata, dialect: ClientDialec
 
 
 def add_fresh_snapshot(loaded_table: LoadedTable, request: PinnedRequest) -> LoadedTable:
-    """Return the table, with the fresh snapshot of the request as its current snapshot if there is one."""
+    """Return the table, with the fresh snapshot of the request as its current snapshot if there is one.
+
+    A fresh snapshot also has appended rows that are not in files of the table yet. It is in no metadata file, so the
+    request contains it as JSON.
+    """
     if not request.fresh:
         return loaded_table
     metadata = with_fresh_snapshot(loaded_table.metadata, convert_json(request.fresh, Snapshot))

@@ -46,8 +46,8 @@ from seamark.metaserver.planner.joins.like_predicates import (
     BoundLike,
     LikePredicate,
 )
-from seamark.metaserver.planner.joins.periods import has_periods
-from seamark.metaserver.planner.joins.ranges import has_order, has_ranges
+from seamark.metaserver.planner.joins.periods import can_identify_period
+from seamark.metaserver.planner.joins.ranges import can_limit_by_extreme, can_limit_by_range
 from seamark.metaserver.planner.scan.request import BoundScan
 from seamark.metaserver.store.model import TABLE, Entry, PlanJoin
 
@@ -236,7 +236,7 @@ async def _resolve_join(call: Call, metadata: TableMetadata, spec: JoinSpec) -> 
         pairs = tuple(_bind_pair(metadata, other_metadata, *column_names) for column_names in (*spec.on.items(), *ends))
         expression = await _bind_filter(call, spec, other_metadata)
         exempt_condition = await _bind_exempt_condition(call, spec, metadata)
-        outside = await _bind_outside(call, spec, other_metadata)
+        negated_filter = await _bind_negated_filter(call, spec, other_metadata)
         likes = _bind_likes(spec, other_metadata)
         joins = [await _resolve_join(call, other_metadata, join) for join in spec.joins]
     except BadRequest as error:
@@ -244,19 +244,19 @@ async def _resolve_join(call: Call, metadata: TableMetadata, spec: JoinSpec) -> 
     transform = spec.transform or IDENTITY
     operators = _check_comparison(spec, transform, pairs, table_name)
     return RequestedJoin(
-        tuple(spec.table),
-        other_metadata,
-        entry,
-        snapshot_id,
-        expression,
-        pairs,
-        tuple(joins),
-        likes,
-        transform,
-        spec.any_of,
-        exempt_condition,
-        operators,
-        outside,
+        table=tuple(spec.table),
+        metadata=other_metadata,
+        entry=entry,
+        snapshot_id=snapshot_id,
+        filter=expression,
+        on=pairs,
+        joins=tuple(joins),
+        likes=likes,
+        transform=transform,
+        any_of=spec.any_of,
+        exempt_condition=exempt_condition,
+        operators=operators,
+        outside=negated_filter,
     )
 
 
@@ -284,7 +284,7 @@ def _check_comparison(spec: JoinSpec, transform: str, pairs: Sequence[Pair], tab
             f"The join with {table_name} has {fields}, which {verb} the transform min, max or range, not {transform}"
         )
     if is_ordered:
-        can_limit = has_ranges if transform == RANGE else has_order
+        can_limit = can_limit_by_range if transform == RANGE else can_limit_by_extreme
         is_valid_pair = len(spec.on) == 1 and all(can_limit(pair.kind, pair.other_kind) for pair in pairs)
         if not is_valid_pair:
             more_types = ", decimals of one scale, string, or float and double" if transform == RANGE else ""
@@ -301,7 +301,7 @@ def _check_comparison(spec: JoinSpec, transform: str, pairs: Sequence[Pair], tab
         if transform == RANGE and operator == "=":
             raise BadRequest(f"The join with {table_name} is a range without an operator; send <, <=, > or >=")
         return (operator,) if spec.end is None else (operator, spec.end_operator)
-    if transform != IDENTITY and (len(pairs) > 1 or not has_periods(transform, *kinds)):
+    if transform != IDENTITY and (len(pairs) > 1 or not can_identify_period(transform, *kinds)):
         raise BadRequest(
             f"The join with {table_name}: the {transform} of {kinds[0]} cannot be compared with {kinds[1]}; join on "
             "one pair of a date or timestamp, and a date, a timestamp or, for year, an int"
@@ -342,10 +342,13 @@ async def _bind_filter(call: Call, spec: JoinSpec, metadata: TableMetadata) -> E
     return await read_in_turn(call, len(filter_json) + len(predicate or ""), read)
 
 
-async def _bind_outside(call: Call, spec: JoinSpec, metadata: TableMetadata) -> Expression | None:
-    """Return a condition that is true for all rows of the other table for which the filter is not true.
+async def _bind_negated_filter(call: Call, spec: JoinSpec, metadata: TableMetadata) -> Expression | None:
+    """Bind the negation of the join's filter to the other table.
+
+    Joins with a minimum or maximum of the other table use it to find files in which all rows match the filter.
 
     Returns:
+        A condition that is true for every row of the other table that the filter does not keep.
         None if no such condition is known, because the client's filter is only a part of its condition or is SQL.
         FALSE if there is no filter, so that all rows satisfy it.
     """
@@ -356,9 +359,9 @@ async def _bind_outside(call: Call, spec: JoinSpec, metadata: TableMetadata) -> 
         return FALSE
 
     def read() -> Expression:
-        outside = Not(parse_expression(decode_json(filter_json, "The filter"), typed=True))
+        negated_filter = Not(parse_expression(decode_json(filter_json, "The filter"), typed=True))
         schema, schemas = metadata.current_schema, metadata.schemas
-        return bind(resolve_literals(outside, schema, schemas), schema, schemas, case_sensitive=False)
+        return bind(resolve_literals(negated_filter, schema, schemas), schema, schemas, case_sensitive=False)
 
     return await read_in_turn(call, len(filter_json), read)
 

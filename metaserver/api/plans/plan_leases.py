@@ -24,7 +24,10 @@ SNAPSHOTS_MAX = 1000
 
 
 class LeasePlanSnapshotsRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
-    """A request to renew or end the leases of plan snapshots."""
+    """A request to renew or end the leases of plan snapshots.
+
+    A plan snapshot is a snapshot of the table with only the files of a scan plan.
+    """
 
     snapshot_ids: Annotated[
         list[Int64],
@@ -46,9 +49,11 @@ class LeasePlanSnapshotsRequest(msgspec.Struct, rename="kebab", forbid_unknown_f
 
 
 class LeasePlanSnapshotsResponse(msgspec.Struct):
-    """The number of renewed plan snapshots."""
+    """The number of plan snapshots whose leases were renewed or ended."""
 
-    renewed: Annotated[int, doc("The number of ids whose plans exist for this header.")] = msgspec.field(name="found")
+    renewed: Annotated[int, doc("The number of ids whose plans exist for this value of X-Seamark-Plans.")] = (
+        msgspec.field(name="found")
+    )
 
 
 class RenewPlanTableRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
@@ -86,9 +91,9 @@ async def renew_plan_table(call: Call, body: RenewPlanTableRequest) -> RenewPlan
     check_lease(body.lease_s)
     lease_s = grant_lease_s(body.lease_s, call.components.settings)
     plans, principal = call.components.catalog.plan_tables, call.principal.name
-    plan = await plans.share(namespace, name, lease_s, principal) if is_plan_name(name) else None
+    plan = await plans.find_and_renew(namespace, name, lease_s, principal) if is_plan_name(name) else None
     # `share` also returns None if the lease would exceed the limit of the principal.
-    if plan is None and not await plans.has_room(principal):
+    if plan is None and not await plans.check_or_count_refusal(principal):
         raise build_plan_limit_error(principal)
     if plan is None:
         raise NoSuchTable(f"Plan table does not exist: {format_path(namespace, name)}")

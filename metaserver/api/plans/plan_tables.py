@@ -58,7 +58,7 @@ from seamark.metaserver.history.history import StatementRead, StatementSampler
 from seamark.metaserver.planner.lookup.lookup import find_files_at, find_files_by_prefix
 from seamark.metaserver.planner.lookup.partition_times import find_oldest_end_ms
 from seamark.metaserver.planner.plan.plan_writer import KeptManifests, PlanWriter, find_kept_manifests
-from seamark.metaserver.planner.plan.reader_quirks import explain_misread_deletes, is_misleading
+from seamark.metaserver.planner.plan.reader_quirks import explain_misread_deletes, has_misleading_values
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.store.model import PlanJoin, StoredPlanTable
@@ -430,7 +430,8 @@ class NewPlanTable:
         # Requests with equal texts share a plan table.
         self._identity = f"{bound_scan.text} {'hidden' if body.hide_partitions else ''}".rstrip()
         if joined_tables:
-            # A reader of this table may not be allowed to read the joined tables, and must not find a plan by values.
+            # A reader of this table may not be allowed to read the joined tables. It must not learn their values by
+            # guessing the names of plans, so the names depend on a secret key.
             # Equal plans that depend on different tables have different names, because different callers may use them.
             tables = msgspec.json.encode(self._joined_tables)
             _, key = call.components.keyring.find_signing_key(_NAMES_PURPOSE)
@@ -445,17 +446,20 @@ class NewPlanTable:
         """
         body, entry, snapshot = self._body, self._entry, self._bound_scan.snapshot
         if snapshot is None:
-            return PlanTableResponse(None, None, None, 0, 0, 0, 0)
+            return _make_empty_answer(None)
         if body.use_snapshot_schema and snapshot.schema_id not in (None, self._bound_scan.metadata.current_schema_id):
-            return PlanTableResponse(None, snapshot.snapshot_id, None, 0, 0, 0, 0)
+            return _make_empty_answer(snapshot.snapshot_id)
         name = plan_name(entry, snapshot.snapshot_id, self._identity, self._holder)
         if name is not None:
+            # `DECLINED` caches recent refusals, and `MAKING` shares the result of equal requests that run now.
             refusal = self._app[DECLINED].get((name, body.max_kept_fraction))
             if refusal is not None:
                 return refusal
             audience = None if self._holder is None else self._holder.audience
             plan_tables = self._app[COMPONENTS].catalog.plan_tables
-            shared_plan = await plan_tables.share(entry.namespace, name, self._lease_s, self._principal_name, audience)
+            shared_plan = await plan_tables.find_and_renew(
+                entry.namespace, name, self._lease_s, self._principal_name, audience
+            )
             if shared_plan is not None:
                 limit = None if body.hide_partitions else body.max_kept_fraction
                 return _drop_name_of_large_plan(limit, _describe_plan_table(shared_plan))
@@ -473,7 +477,11 @@ class NewPlanTable:
         return await self.make_plan_table(scan_plan)
 
     async def make_plan_table(self, scan_plan: ScanPlan, *, is_shared: bool = True) -> PlanTableResponse:
-        """Make the plan table of a plan of the request.
+        """Make the plan table of a plan of the request. The answer has no name if no plan table is made.
+
+        If the request hides partitions, the engine is DuckDB. It could apply the equality deletes of a plan wrongly
+        (`misread`: the plan is refused). Or it could leave out needed files of the table itself (`misleads`: the plan
+        table is made even if it keeps most files).
 
         Args:
             scan_plan: The plan.
@@ -491,7 +499,7 @@ class NewPlanTable:
                 _find_hazards(scan_plan) if is_small else await asyncio.to_thread(_find_hazards, scan_plan)
             )
             if misread:
-                return PlanTableResponse(None, snapshot.snapshot_id, None, 0, 0, 0, 0, misread=misread)
+                return msgspec.structs.replace(_make_empty_answer(snapshot.snapshot_id), misread=misread)
         max_kept_fraction = None if misleads else body.max_kept_fraction
         sizes = measure_plan(scan_plan) if is_small else await asyncio.to_thread(measure_plan, scan_plan)
         answer = _drop_name_of_large_plan(
@@ -505,7 +513,9 @@ class NewPlanTable:
         if not scan_plan.complete or not is_shared:  # A plan after an incomplete plan may keep fewer files.
             name = plan_name(entry, snapshot.snapshot_id, f"{self._identity} {plan_id}", self._holder)
             answer = msgspec.structs.replace(answer, name=name)
-        find_manifests = partial(find_kept_manifests, scan_plan, metadata.format_version, hidden=body.hide_partitions)
+        find_manifests = partial(
+            find_kept_manifests, scan_plan, metadata.format_version, hides_misleading_values=body.hide_partitions
+        )
         manifests_of_plan = find_manifests() if is_small else await asyncio.to_thread(find_manifests)
         refusal = ""
         if manifests_of_plan.entries > (limit := app[COMPONENTS].settings.plan_table_files_limit):
@@ -513,7 +523,7 @@ class NewPlanTable:
                 f"the plan table would list {manifests_of_plan.entries:,} files; the limit is {limit:,} "
                 "(plan_table_files_limit)"
             )
-        elif not await app[COMPONENTS].catalog.plan_tables.has_room(self._principal_name):
+        elif not await app[COMPONENTS].catalog.plan_tables.check_or_count_refusal(self._principal_name):
             refusal = "there is no room for its plan table now (plan_tables_limit, plan_tables_bytes)"
         if refusal:
             return msgspec.structs.replace(answer, name=None, misread=refusal if misleads else msgspec.UNSET)
@@ -534,7 +544,7 @@ class NewPlanTable:
         assert name is not None
         folder = get_files_folder(app[COMPONENTS].settings, metadata)
         location = f"{folder}/{PLANS_FOLDER}/{parse_digest(name)}"
-        plan_files = await app[WRITER].write(manifests, metadata, snapshot, location, plan_id)
+        plan_files = await app[WRITER].encode(manifests, metadata, snapshot, location, plan_id)
         file_paths = tuple(path for path, _ in plan_files.files)
         plan_table = StoredPlanTable(
             id=plan_id,
@@ -562,9 +572,22 @@ class NewPlanTable:
                 plan_snapshot_id=plan_snapshot.snapshot_id,
                 snapshot_or_fingerprint=snapshot_json,
             )
-        return await app[COMPONENTS].catalog.plan_tables.keep(
+        return await app[COMPONENTS].catalog.plan_tables.store_and_register(
             plan_table, plan_files.metadata, plan_files.files, self._lease_s, self._principal_name
         )
+
+
+def _make_empty_answer(snapshot_id: int | None) -> PlanTableResponse:
+    """Return the answer for a request that gets no plan table and whose plan is not measured."""
+    return PlanTableResponse(
+        name=None,
+        snapshot_id=snapshot_id,
+        expires_at_ms=None,
+        files=0,
+        bytes=0,
+        considered_files=0,
+        considered_bytes=0,
+    )
 
 
 def _find_hazards(scan_plan: ScanPlan) -> tuple[str, bool]:
@@ -575,7 +598,7 @@ def _find_hazards(scan_plan: ScanPlan) -> tuple[str, bool]:
         is no such reason, whether DuckDB could leave out files of the table that a query needs.
     """
     misread = explain_misread_deletes(scan_plan.view, scan_plan.metadata)
-    return misread, not misread and is_misleading(scan_plan.view, scan_plan.metadata)
+    return misread, not misread and has_misleading_values(scan_plan.view, scan_plan.metadata)
 
 
 def measure_plan(scan: ScanPlan) -> tuple[int, int, int, int | None]:

@@ -27,7 +27,7 @@ from seamark.metaserver.api.plans.plan_leases import check_lease, grant_lease_s
 from seamark.metaserver.api.plans.shown_plans import list_shown_plans
 from seamark.metaserver.catalog.ownership.owners import borrows_rights, check_author
 from seamark.metaserver.catalog.plans.plan_tables import Holder
-from seamark.metaserver.catalog.plans.plan_views import Reader, ReplacedReference
+from seamark.metaserver.catalog.plans.plan_views import PlanViewReader, ReplacedReference
 from seamark.metaserver.store.model import TABLE, NamespacePath
 
 if TYPE_CHECKING:
@@ -39,7 +39,11 @@ TABLES_MAX = 64
 
 
 class PlanViewReference(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
-    """A name in the view's text, and the plan that replaces it."""
+    """A name of a table or view in the view's text, and the scan plan that replaces it.
+
+    The plan has its own name in `plan`. If the request has the header X-Seamark-Plans, plans of tables have no names:
+    such a plan is a snapshot of the table, and `table` and `plan-snapshot-id` refer to it.
+    """
 
     start: Annotated[int, doc("The position of the name in the view's text, in characters.")]
     end: Annotated[int, doc("The position after the name.")]
@@ -145,7 +149,7 @@ async def make_plan_view(call: Call, body: PlanViewRequest) -> PlanViewResponse:
                 f"{unsupported_part[:200]}"
             )
     lease_s = grant_lease_s(body.lease_s, call.components.settings)
-    reader = None if audience is None else Reader(Holder(audience, body.holder), str(body.reader))
+    reader = None if audience is None else PlanViewReader(Holder(audience, body.holder), str(body.reader))
     plan = await catalog.plan_views.create(view, references, body.predicate, lease_s, call.principal.name, reader)
     if plan is None:
         return PlanViewResponse(None, None)
@@ -154,18 +158,28 @@ async def make_plan_view(call: Call, body: PlanViewRequest) -> PlanViewResponse:
     )
 
 
-async def _resolve_reference(call: Call, table: PlanViewReference, audience: str | None) -> ReplacedReference:
+async def _resolve_reference(call: Call, reference: PlanViewReference, audience: str | None) -> ReplacedReference:
     """Find the plan that replaces a name, and check the caller's right.
 
-    The plan is a plan snapshot of a table, a plan table, or a plan view. With an audience, which is the value of the
-    header X-Seamark-Plans, plan tables have no names, so a name is that of a plan view.
+    A plan has one of three forms: a snapshot of the planned table, a plan table (a read-only table with the files of
+    the plan), or a plan view (a view whose tables are replaced by plans).
+
+    Args:
+        call: The request.
+        reference: The name in the text, and the plan.
+        audience: The value of the header X-Seamark-Plans, or None. With the header, plans of tables are snapshots, so
+            a name is that of a plan view.
 
     Raises:
         BadRequest: The entry is invalid.
         NoSuchTable, NoSuchView: The plan does not exist.
     """
-    path = table.plan or table.table
-    if len(path) < 2 or (table.plan_snapshot_id is None) != bool(table.plan) or (table.plan and table.table):
+    path = reference.plan or reference.table
+    if (
+        len(path) < 2
+        or (reference.plan_snapshot_id is None) != bool(reference.plan)
+        or (reference.plan and reference.table)
+    ):
         raise BadRequest(
             "Each entry of tables needs either plan, or table and plan-snapshot-id; plan and table need a namespace "
             "and a name"
@@ -173,38 +187,38 @@ async def _resolve_reference(call: Call, table: PlanViewReference, audience: str
     *levels, name = (check_name(level, "plan table's name") for level in path)
     namespace = tuple(levels)
     catalog = call.components.catalog
-    plan_table = await catalog.context.store.plan_table(namespace, name) if is_plan_name(name) else None
+    plan_table = await catalog.context.store.load_plan_table(namespace, name) if is_plan_name(name) else None
     await call.allow(
         Securable(namespace, TABLE, name if plan_table is None else plan_table.of_name), operation="planTableScan"
     )
     if plan_table is not None and not await may_use_plan(call.components, call.principal, plan_table.joined_tables):
         raise NoSuchTable(f"Table does not exist: {format_path(namespace, name)}")
-    if table.plan_snapshot_id is not None:
-        return await _choose_version(call, table, namespace, name)
+    if reference.plan_snapshot_id is not None:
+        return await _resolve_plan_snapshot(call, reference, namespace, name)
     if audience is not None:
         plan = await catalog.plan_views.find(namespace, name, audience)
         inner_metadata = (await catalog.views.load(namespace, plan.of_name)).metadata
         schema = inner_metadata.schema(inner_metadata.current_version.schema_id)
         columns = () if schema is None else tuple(field.name for field in schema.fields)
         return ReplacedReference(
-            table.start, table.end, namespace, plan.of_name, plan.name, alias=table.alias, columns=columns
+            reference.start, reference.end, namespace, plan.of_name, plan.name, alias=reference.alias, columns=columns
         )
     try:
         plan, _ = await catalog.plan_tables.find(namespace, name)
     except NoSuchTable:
         plan = await catalog.plan_views.find(namespace, name)
-    return ReplacedReference(table.start, table.end, namespace, plan.of_name, plan.name, alias=table.alias)
+    return ReplacedReference(reference.start, reference.end, namespace, plan.of_name, plan.name, alias=reference.alias)
 
 
-async def _choose_version(
-    call: Call, table: PlanViewReference, namespace: NamespacePath, name: str
+async def _resolve_plan_snapshot(
+    call: Call, reference: PlanViewReference, namespace: NamespacePath, name: str
 ) -> ReplacedReference:
-    """Return the reference to a plan snapshot that replaces a reference to a table.
+    """Find the plan snapshot that replaces a reference to a table, which is a snapshot with only the files of a plan.
 
     Raises:
         NoSuchTable: The client has no such plan snapshot of the table.
     """
     entry = await call.components.catalog.tables.load_entry(namespace, name)
-    if table.plan_snapshot_id not in {plan.id for plan in await list_shown_plans(call, entry)}:
-        raise NoSuchTable(f"{format_path(namespace, name)} has no plan {table.plan_snapshot_id} for this {HEADER}")
-    return ReplacedReference(table.start, table.end, namespace, name, version=table.plan_snapshot_id)
+    if reference.plan_snapshot_id not in {plan.id for plan in await list_shown_plans(call, entry)}:
+        raise NoSuchTable(f"{format_path(namespace, name)} has no plan {reference.plan_snapshot_id} for this {HEADER}")
+    return ReplacedReference(reference.start, reference.end, namespace, name, version=reference.plan_snapshot_id)

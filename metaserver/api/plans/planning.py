@@ -51,7 +51,7 @@ from seamark.metaserver.planner.answer.content_files import ClientDialect, Parti
 from seamark.metaserver.planner.scan.attribute_columns import list_attribute_names
 from seamark.metaserver.planner.scan.request import BoundScan, PinnedRequest, find_expired_ancestor
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
-from seamark.metaserver.planner.scan.tokens import ROWS_MAX, PlanTask, Tokens, count_pages, pack_request
+from seamark.metaserver.planner.scan.tokens import ROWS_MAX, PlanTask, Tokens, count_plan_tasks, pack_request
 from seamark.metaserver.runtime.shared_reads import SharedReads
 from seamark.metaserver.store.model import Entry, NamespacePath
 from seamark.metaserver.store.sql.changes import CommitCounter, open_commit_counter
@@ -102,7 +102,9 @@ class PointerCache:
     async def load_entry(self, namespace: NamespacePath, name: str) -> Entry:
         """Return the table's entry as `Tables.load_entry` does.
 
-        The cache is cleared when the counter shows a commit to any table, or when it is full.
+        The database has a counter that increases with each commit. The cache is cleared when this number has changed,
+        or when the cache is full. Without a number, the entry is read again, once for all requests that arrive
+        together.
         """
         change_number = None if self._changes is None else self._changes.read_number()
         if change_number is None:
@@ -134,12 +136,18 @@ class _CountedReads(NamedTuple):
 
 
 class _CachedAnswer(msgspec.Struct, frozen=True, gc=False):
-    """An encoded answer, with the number of files of its plan."""
+    """An encoded answer.
+
+    Attributes:
+        considered_files: The number of data files of the snapshot.
+        kept_files: The number of data files that the plan keeps.
+        counted_reads: The reads that each use of the answer counts.
+    """
 
     body: bytes
     headers: CIMultiDict[str]
-    considered: int
-    files: int
+    considered_files: int
+    kept_files: int
     counted_reads: _CountedReads
 
 
@@ -199,7 +207,7 @@ async def plan_table_scan(call: Call, body: bytes) -> Answer:
     )
     cached_value = app[ANSWERS].get(key)
     if cached_value is not None:
-        app[COMPONENTS].metrics.plans.observe(cached_value.considered, cached_value.files, 0.0)
+        app[COMPONENTS].metrics.plans.observe(cached_value.considered_files, cached_value.kept_files, seconds=0.0)
         count_read(call, cached_value.counted_reads.columns)
         count_statement(call, cached_value.counted_reads.statement)
         return web.Response(body=cached_value.body, headers=cached_value.headers)
@@ -315,8 +323,9 @@ async def fetch_planning_result(call: Call) -> Answer:
     # The request was valid when the plan began, but a snapshot of its range has expired since.
     except BadRequest as error:
         raise NoSuchPlanId(f"The plan can no longer be computed: {error.message}; plan again") from None
-    call.components.metrics.plans.observe(scan_plan.considered, scan_plan.files, 0.0)
-    count_plan_statement(call, loaded_table.entry, await scan.bind(), scan_plan, read_engine(call), 0.0)
+    # The plan ran between requests, so its duration is not measured and counts as 0 seconds.
+    call.components.metrics.plans.observe(scan_plan.considered, scan_plan.files, seconds=0.0)
+    count_plan_statement(call, loaded_table.entry, await scan.bind(), scan_plan, read_engine(call), plan_s=0.0)
     return await scan.answer(call.request, scan_plan, await _vend_credentials(call, loaded_table))
 
 
@@ -413,9 +422,12 @@ class _Page(NamedTuple):
     """The files of one answer."""
 
     entry_ids: Longs
-    first_row: int
-    end_row: int
-    """The page covers the entry ids in [`first_row`, `end_row`), of which the plan keeps `entry_ids`."""
+    first_entry_id: int
+    end_entry_id: int
+    """The page covers the ids in [`first_entry_id`, `end_entry_id`), of which the plan keeps `entry_ids`.
+
+    An entry id is the number of a file in the snapshot.
+    """
     inline_limit: int
     """The maximum number of files in the answer itself. Further files are in plan tasks."""
 
@@ -476,7 +488,7 @@ class _ClientScan:
         if pending.is_full(self._principal_name):
             return None
         payload = await self._run_work(partial(pack_request, self._request))
-        plan_id = self._app[TOKENS].plan_id(payload, self._uuid)
+        plan_id = self._app[TOKENS].sign_plan_id(payload, self._uuid)
         if len(plan_id) > PLAN_ID_CHARACTERS_MAX:
             return None
         pending.start(plan_id, self._principal_name, self.plan)
@@ -563,9 +575,10 @@ class _ClientScan:
 
     @property
     def _wants_exact_residuals(self) -> bool:
-        """Whether the client may filter rows by residuals, the rest of the filter for each file, alone.
+        """Whether the client may filter rows only by residuals. Then each residual must be exact.
 
-        Then each residual must be exact. The client states it in a header, or is known to do so.
+        The residual of a file is the part of the filter that its partition does not decide. The client requests exact
+        residuals in a header. Without the header, the kind of the client decides.
 
         Raises:
             BadRequest: The header has an unknown value.
@@ -592,7 +605,7 @@ class _ClientScan:
             return []
         payload = pack_request(self._request)
         page_size = min(self._app[COMPONENTS].settings.plan_page_size, files_per_answer)
-        pages = count_pages(files, len(payload), inline_limit=inline_limit, page_size=page_size)
+        pages = count_plan_tasks(files, len(payload), inline_limit=inline_limit, page_size=page_size)
         if not pages and files > files_per_answer:
             raise BadRequest(
                 f"The filter is too long to be repeated for each of {files:,} files, and this client needs the whole "
@@ -603,10 +616,10 @@ class _ClientScan:
         if not pages:
             return []
         files_per_task = -(-files // pages)  # The quotient is rounded up.
-        starts = [page.first_row, *entry_ids[files_per_task::files_per_task].tolist()]
-        ends = [*starts[1:], page.end_row]
+        starts = [page.first_entry_id, *entry_ids[files_per_task::files_per_task].tolist()]
+        ends = [*starts[1:], page.end_entry_id]
         tokens, uuid = self._app[TOKENS], self._uuid
-        return [tokens.plan_task(payload, start, end, uuid) for start, end in zip(starts, ends, strict=True)]
+        return [tokens.sign_plan_task(payload, start, end, uuid) for start, end in zip(starts, ends, strict=True)]
 
     @property
     def _uuid(self) -> str:

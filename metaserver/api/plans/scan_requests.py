@@ -86,7 +86,8 @@ def pin_request(
         body: The body of the request.
         metadata: The table's metadata.
         dialect: The form of answers that the client can read.
-        fresh_snapshot: The fresh snapshot, if the current snapshot of `metadata` is fresh.
+        fresh_snapshot: The current snapshot of `metadata` if it is fresh, which means that it also has appended rows
+            that are not in files of the table yet. Otherwise None.
 
     Raises:
         BadRequest: The request names too many stats fields or an unknown snapshot, or has both functions and
@@ -131,7 +132,7 @@ def pin_request(
 
 
 def _read_selection(body: PlanTableScan, metadata: TableMetadata, snapshot_id: int | None) -> tuple[bool, bool]:
-    """Return what the selected columns show about the use of the files.
+    """Return whether a request selects all columns, and whether its statement may write the files' rows again.
 
     A statement that rewrites files selects either the column with the file path, or all columns. With the columns of
     merge-on-read and its table properties, the statement writes deletes instead.

@@ -169,6 +169,9 @@ def build_shape(
 ) -> QueryShape:
     """Return the shape of a statement that reads a table.
 
+    The shape has the engine, the columns, the conditions and the aggregates of the statement, but no values. Statements
+    with equal shapes are counted together in the query history.
+
     Args:
         bound_scan: The bound request.
         engine: One of `ENGINES`. It is recorded if the client reports no engine.
@@ -192,6 +195,7 @@ def build_shape(
     if not by_name.keys() >= set(reported_names):
         by_name = {name.lower(): column_id for name, column_id in by_name.items()} | by_name
         by_name |= {name: by_name[name.lower()] for name in reported_names if name.lower() in by_name}
+    # An aggregate without a column, such as count(*), has the column id 0. Aggregates of unknown columns are left out.
     functions = {
         Aggregate(aggregate.function if aggregate.function in AGGREGATE_FUNCTIONS else OTHER_FUNCTION, column_id)
         for aggregate in use.aggregates
@@ -224,8 +228,9 @@ def read_reported_statement(
         is_planned: Whether the report is about a plan snapshot.
 
     Returns:
-        The statement, or None if the report is about a plan snapshot or about a snapshot that the table does not have.
-        The statement of a plan snapshot was counted when it was planned.
+        The statement. None if the report is about a plan snapshot or comes from the Trino proxy, because such a
+        statement was counted when it was planned. Also None if the table does not have the snapshot of the report, or
+        if the filter of the report is invalid.
     """
     engine = _read_report_engine(report)
     snapshot = metadata.snapshot(report["snapshot-id"])
@@ -269,7 +274,9 @@ def read_engine(call: Call) -> str:
         return "pyiceberg"
     if agent.startswith("seamark-client"):
         return "seamark"
-    is_java = agent.startswith("Apache-HttpClient/") or call.headers.get("X-Client-Version", "").startswith("Apache Ic")
+    is_java = agent.startswith("Apache-HttpClient/") or call.headers.get("X-Client-Version", "").startswith(
+        "Apache Iceberg"
+    )
     return "java" if is_java else _OTHER_ENGINE
 
 
@@ -312,7 +319,7 @@ def make_sampler(
         components: The components of the server.
         bound_scan: The bound request.
         scan_plan: The plan.
-        has_sizes: Whether the sizes are counted with the statement. The sample then has no sizes.
+        has_sizes: Whether the caller counts the sizes of the files itself. The sample then has no sizes.
     """
     history = components.history
     has_filter = not is_longer(scan_plan.bound, _SAMPLED_VALUES_MAX) and history.reserve(len(bound_scan.text))
@@ -322,7 +329,8 @@ def make_sampler(
         entry_ids = scan_plan.entry_ids.copy()  # The array may be a part of a larger array.
     view_ref = ref(scan_plan.view)
     snapshot = None if bound_scan.options.is_incremental else bound_scan.snapshot
-    # Limits of some of the files are not limits of the column.
+    # If the view has only some of the files, the bounds of these files are not the bounds of the column. Then no widths
+    # of ranges are computed.
     has_all_files = scan_plan.view.file_count == scan_plan.considered
     literals = history.literals
     key = components.keyring.find_signing_key(_PURPOSE)[1] if literals != DROPPED else b""
@@ -348,8 +356,10 @@ def _sample_filter(bound: Expression, view: TableView | None, literals: str, key
 
     Args:
         bound: The filter.
-        view: The files of the snapshot, from which the widths of ranges are computed, or None without widths.
-        literals: The setting for values. If they are dropped, the sample has neither the filter nor its digest.
+        view: The files of the snapshot. Their bounds are needed to compute the widths: the part of a column's values
+            that a range such as `x > 5` selects. None if no widths are computed.
+        literals: The setting for values in filters. If it is `DROPPED`, the sample has neither the filter nor its
+            digest.
         key: The key of the digest, so that the digest does not reveal the values.
     """
     if not collect_predicates(bound):

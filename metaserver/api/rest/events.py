@@ -381,9 +381,10 @@ class _EventPage:
             try:
                 updates = await compare(SMALL_DOCUMENT_BYTES_MAX)
             except TooLarge:
-                # As a dict, a large document needs gigabytes. So there is one such pair at a time in the process.
+                # As a dict, a large metadata file needs gigabytes. So the process compares only one pair of large files
+                # at a time: the file before the change, and the file after it.
                 async with self._call.components.worker_limits.imports.large_file.hold(self._call.principal.name):
-                    # No share of a principal limits this pair, which may be larger than the share.
+                    # The pair may need more memory than the share of a principal, so this limit does not apply.
                     with set_principal(""):
                         updates = await compare(METADATA_BYTES_MAX)
         except _UNREADABLE as error:

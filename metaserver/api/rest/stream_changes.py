@@ -41,12 +41,13 @@ from seamark.metaserver.streams.stream_properties import is_stream_table
 _log = structlog.get_logger("seamark.streams")
 
 
-class HeldTables(NamedTuple):
-    """The conditions of a commit that changes how rows of stream tables are written.
+class StreamCommitChecks(NamedTuple):
+    """The checks of a commit that changes how rows of stream tables are written.
 
     Attributes:
-        fences: The checks that the transaction of the commit must contain.
-        examined: The tables that the commit must find, by name.
+        fences: Checks for the transaction of the commit. This process has a lease for each table, which keeps appends
+            away. The checks fail if another process has taken a lease.
+        examined: The tables that the commit must find unchanged, by name.
     """
 
     fences: Sequence[CheckFence]
@@ -66,7 +67,7 @@ class _Effect(Enum):
 
 
 @asynccontextmanager
-async def hold_appends(call: Call, changes: Sequence[TableChange]) -> AsyncIterator[HeldTables]:
+async def hold_appends(call: Call, changes: Sequence[TableChange]) -> AsyncIterator[StreamCommitChecks]:
     """Flush the stream tables whose way of writing a commit changes, and keep appends away while the context is active.
 
     The first flush runs beside appends, so that the second flush has few rows and appends wait only for a short time.
@@ -81,7 +82,7 @@ async def hold_appends(call: Call, changes: Sequence[TableChange]) -> AsyncItera
     examined: dict[tuple[NamespacePath, str], ExaminedTable] = {}
     for change in changes:
         updates = list(map(lower_action, change.updates))
-        is_reset = any(drops_history(update) for update in updates)
+        is_reset = any(requires_flush(update) for update in updates)
         may_change = any(update.get("action") in _WRITING_ACTIONS for update in updates)
         if not (is_reset or may_change):
             continue
@@ -97,17 +98,18 @@ async def hold_appends(call: Call, changes: Sequence[TableChange]) -> AsyncItera
             partial(_find_effect, updates, change.requirements, metadata, now_ms, is_reset=is_reset)
         )
         if effect is _Effect.REFUSED:
-            # The commit is refused after another commit, too, because this process has not prepared the stream for it.
+            # The commit may only be refused because of this metadata. If another commit replaces the metadata first,
+            # the commit must not succeed either, because the rows of the stream were not flushed for it.
             examined[change.namespace, change.name] = ExaminedTable(entry.uuid, entry.metadata_location)
         elif effect is _Effect.CHANGED:
             changed_tables.append((entry, is_reset))
     if not changed_tables:
-        yield HeldTables((), examined)
+        yield StreamCommitChecks((), examined)
         return
     await _flush_tables(call, changed_tables)
     async with call.components.streams.hold_appends({entry.uuid for entry, _ in changed_tables}) as fences:
         await _flush_tables(call, changed_tables)
-        yield HeldTables(fences, examined)
+        yield StreamCommitChecks(fences, examined)
 
 
 async def _flush_tables(call: Call, changed_tables: Sequence[tuple[Entry, bool]]) -> None:
@@ -133,15 +135,15 @@ async def _flush_tables(call: Call, changed_tables: Sequence[tuple[Entry, bool]]
             check_has_no_stream(entry, await call.components.catalog.documents.table(entry.metadata_location), error)
 
 
-async def check_overwritten(call: Call, entry: Entry, metadata: TableMetadata) -> None:
-    """Check that the pointer of a table may be replaced by other metadata of the same table.
+async def check_may_overwrite(call: Call, entry: Entry, metadata: TableMetadata) -> None:
+    """Check that a registration may replace the metadata of an existing table by other metadata of the same table.
 
-    Rows of a stream table that wait, or that are appended at the same time, may not fit the other metadata.
+    It may not for a stream table: appended rows that are not in files yet may not fit the other metadata.
 
     Raises:
         BadRequest: The table is a stream table.
     """
-    present_metadata = await _load_former(call, entry)
+    present_metadata = await _try_load_metadata(call, entry)
     if entry.flushed or (present_metadata is not None and is_stream_table(present_metadata)):
         raise BadRequest(
             f"Cannot overwrite {format_path(entry.namespace, entry.name)} with other metadata, because it is a stream "
@@ -149,15 +151,15 @@ async def check_overwritten(call: Call, entry: Entry, metadata: TableMetadata) -
         )
 
 
-async def check_returning(call: Call, entry: Entry | None, metadata: TableMetadata) -> None:
-    """Check that the waiting rows of a table fit the metadata with which the table is registered again.
+async def check_may_register_again(call: Call, entry: Entry | None, metadata: TableMetadata) -> None:
+    """Check that an unregistered table may be registered again with this metadata.
 
-    A table that was unregistered has no name, but rows that were appended before may still wait for a flush.
+    Rows that were appended before the table was unregistered may not be in its files yet. They must fit the metadata.
 
     Args:
         call: The call.
         entry: The last entry of the table, or None if the catalog has forgotten it.
-        metadata: The metadata with which the table returns.
+        metadata: The metadata with which the table is registered.
 
     Raises:
         BadRequest: The metadata lack a schema that the table had when it was unregistered, or a schema of rows that
@@ -168,7 +170,7 @@ async def check_returning(call: Call, entry: Entry | None, metadata: TableMetada
             return
         required_schema_ids: set[int | None] = {*await call.components.streams.openings.list_waiting_schemas(metadata)}
     else:
-        last_metadata = await _load_former(call, entry)
+        last_metadata = await _try_load_metadata(call, entry)
         if last_metadata is None or not is_stream_table(last_metadata):
             return
         required_schema_ids = {schema.schema_id for schema in last_metadata.schemas}
@@ -181,7 +183,7 @@ async def check_returning(call: Call, entry: Entry | None, metadata: TableMetada
         )
 
 
-async def _load_former(call: Call, entry: Entry) -> TableMetadata | None:
+async def _try_load_metadata(call: Call, entry: Entry) -> TableMetadata | None:
     """Return the metadata of an entry, or None if they cannot be read."""
     try:
         return await call.components.catalog.documents.table(entry.metadata_location)
@@ -311,8 +313,8 @@ def lower_action(update: dict[str, Any]) -> dict[str, Any]:
     return {**update, "action": action.lower()}
 
 
-def drops_history(update: dict[str, Any]) -> bool:
-    """Return whether waiting rows have to be flushed into a snapshot before an update.
+def requires_flush(update: dict[str, Any]) -> bool:
+    """Return whether appended rows must be written to files in a snapshot before an update.
 
     A replaced table loses its branch `main`, and the rows of the branch. Waiting rows have the schema that was current
     when they arrived. This schema and the partition specs of its columns must not be removed before the rows are

@@ -20,7 +20,7 @@ from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.api.http.parameters.fresh import reads_fresh
 from seamark.metaserver.api.indexes.dimension_rights import check_index_properties
-from seamark.metaserver.api.rest.stream_changes import drops_history, lower_action
+from seamark.metaserver.api.rest.stream_changes import lower_action, requires_flush
 from seamark.metaserver.catalog.values import TableChange
 from seamark.metaserver.store.model import TABLE, Entry, EntryKind, NamespacePath
 from seamark.metaserver.streams.incoming.dead_letters import parse_dead_letter_table
@@ -39,19 +39,20 @@ async def prepare_stream_table(
 ) -> Snapshot | None:
     """Flush a stream table before a commit that removes rows.
 
-    A commit on an expired fresh snapshot is not refused here, because it may repeat a commit that succeeded. If it does
-    not, its requirement fails, and the engine loads the table again.
+    A fresh snapshot also has appended rows that are not in files of the table yet, and exists for a limited time. A
+    commit may be based on a fresh snapshot that has expired. It may repeat a commit that succeeded, so this function
+    accepts it if it requires the parent of its snapshot: the requirement fails if the commit is no repetition.
 
     Returns:
         The fresh snapshot on which the only snapshot of the commit is based, or None for every other commit.
 
     Raises:
-        BadRequest: The commit is based on a fresh snapshot and is not one append. Or it may be based on an expired
-            fresh snapshot, and has no requirement that would fail.
+        BadRequest: The commit is based on a fresh snapshot, and is not a single append. Or it may be based on an
+            expired fresh snapshot, and does not require its parent.
     """
     updates = list(map(lower_action, updates))
     snapshots = [update.get("snapshot") for update in updates if update.get("action") == "add-snapshot"]
-    is_reset = any(drops_history(update) for update in updates)
+    is_reset = any(requires_flush(update) for update in updates)
     removes_rows = any(
         isinstance(snapshot, dict) and _read_operation(snapshot) in _REMOVING_OPERATIONS for snapshot in snapshots
     )
@@ -112,7 +113,10 @@ async def check_not_based_on_fresh(
 async def _find_fresh_parent(
     call: Call, entry: Entry, metadata: TableMetadata, snapshot: dict[str, Any]
 ) -> Snapshot | None:
-    """Return the fresh snapshot on which a new snapshot is based, or None if its parent is a snapshot of the table."""
+    """Return the fresh snapshot on which a new snapshot is based, or None if there is none.
+
+    A fresh snapshot also has appended rows that are not in files of the table yet. The table's metadata do not have it.
+    """
     parent_id = snapshot.get("parent-snapshot-id")
     if not isinstance(parent_id, int) or metadata.snapshot(parent_id) is not None:
         return None

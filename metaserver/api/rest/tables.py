@@ -35,7 +35,7 @@ from seamark.metaserver.api.indexes.dimension_rights import check_registered_aut
 from seamark.metaserver.api.plans.column_reads import count_read, find_column_usage, read_scan_report
 from seamark.metaserver.api.plans.shown_plans import list_shown_plans
 from seamark.metaserver.api.plans.statement_reads import count_statement, find_history, read_reported_statement
-from seamark.metaserver.api.rest.stream_changes import check_overwritten, check_returning, hold_appends
+from seamark.metaserver.api.rest.stream_changes import check_may_overwrite, check_may_register_again, hold_appends
 from seamark.metaserver.api.rest.stream_commits import check_named_tables, check_new_properties, prepare_stream_table
 from seamark.metaserver.catalog.column_usage import ColumnRead
 from seamark.metaserver.catalog.documents import SnapshotMode
@@ -132,7 +132,10 @@ async def load_table(call: Call) -> web.Response:
 
 
 async def _load_plan(call: Call, mode: SnapshotMode) -> web.Response:
-    """Return a plan table with its metadata."""
+    """Return the metadata of a plan table, which is a read-only table with the files of one scan plan.
+
+    `mode` states whether the metadata contain all snapshots or only those of branches and tags.
+    """
     plans = call.components.catalog.plan_tables
     plan, _ = await plans.find(call.namespace, call.name)
     not_modified_answer = answer_not_modified(
@@ -150,7 +153,7 @@ async def update_table(call: Call, body: _CommitTable) -> web.Response:
     await check_may_create(call, namespace, name, body.requirements)
     changes = [TableChange(namespace, name, body.requirements, body.updates)]
     await check_new_properties(call, changes)
-    async with hold_appends(call, changes) as held_tables:
+    async with hold_appends(call, changes) as stream_checks:
         fresh_snapshot = await prepare_stream_table(call, namespace, name, body.requirements, body.updates)
         return await run_idempotent(
             call,
@@ -161,8 +164,8 @@ async def update_table(call: Call, body: _CommitTable) -> web.Response:
                 body.requirements,
                 body.updates,
                 fresh_snapshot=fresh_snapshot,
-                fences=held_tables.fences,
-                examined=held_tables.examined,
+                fences=stream_checks.fences,
+                examined=stream_checks.examined,
             ),
             lambda loaded: make_commit_answer(call, loaded, namespace, name),
             answer_type=LoadedTable,
@@ -225,12 +228,13 @@ async def register_table(call: Call, body: _RegisterTable) -> web.Response:
             overwrite=overwrite,
             check_properties=check_properties,
             check_drop=check_drop,
-            check_overwritten=partial(check_overwritten, call),
-            check_returning=partial(check_returning, call),
+            check_overwritten=partial(check_may_overwrite, call),
+            check_returning=partial(check_may_register_again, call),
         )
         assert loaded_table.entry is not None
         # The registered metadata, which may be older than the pause, state whether the table is paused.
         call.components.streams.pauses.forget(loaded_table.entry.uuid)
+        # A table that was unregistered before may have a stream with rows that are not in files yet.
         await call.components.streams.openings.open_returned_table(loaded_table.entry, loaded_table.metadata)
         return loaded_table
 
@@ -277,21 +281,23 @@ async def report_metrics(call: Call, data: bytes) -> None:
     if entry is None or report["report-type"] != "scan-report":
         return
     metadata = await catalog.documents.table(entry.metadata_location)
-    # Whether the report is about a plan snapshot, and how old the oldest partition of the plan is. This code runs here
-    # and not in a thread, because the cache belongs to the event loop.
+    # The cache maps the ids of recent plan snapshots to the end of their oldest partition. It belongs to the event
+    # loop, so it is read here and not in a thread.
     plans = catalog.column_usage.plans
-    plan_and_age = report["snapshot-id"] in plans, plans.get(report["snapshot-id"])
+    is_plan_snapshot, plan_end_ms = report["snapshot-id"] in plans, plans.get(report["snapshot-id"])
 
     def read_report() -> tuple[ColumnRead | None, StatementRead | None]:
         now_ms = call.components.clock.now_ms()
         column_read = (
             None
             if find_column_usage(call) is None
-            else read_scan_report(entry.uuid, metadata, report, plan_and_age, now_ms)
+            else read_scan_report(
+                entry.uuid, metadata, report, now_ms, is_plan_snapshot=is_plan_snapshot, plan_end_ms=plan_end_ms
+            )
         )
         statement_read = None
         if find_history(call) is not None:
-            statement_read = read_reported_statement(entry.uuid, metadata, report, is_planned=plan_and_age[0])
+            statement_read = read_reported_statement(entry.uuid, metadata, report, is_planned=is_plan_snapshot)
         return column_read, statement_read
 
     column_read, statement_read = (

@@ -70,19 +70,26 @@ async def commit_transaction(call: Call, body: _CommitTransaction) -> web.Respon
     for change in changes:
         await check_may_create(call, change.namespace, change.name, change.requirements)
     if len(changes) > 1:
+        # A fresh snapshot also has appended rows that are not in files yet. Only a commit of one table may add to it.
         for change in changes:
             await check_not_based_on_fresh(call, change.namespace, change.name, change.updates)
     fresh_snapshot = None
     commits = call.components.engine_commits
     await check_new_properties(call, changes)
-    async with hold_appends(call, changes) as held_tables:
-        for change in changes:  # DuckDB sends every commit as a transaction, so one change may be based on fresh rows.
+    async with hold_appends(call, changes) as stream_checks:
+        # DuckDB sends every commit as a transaction. So a single change may be based on a fresh snapshot, but the
+        # changes of a larger transaction are not, and the result for each of them is None.
+        for change in changes:
             fresh_snapshot = await prepare_stream_table(
                 call, change.namespace, change.name, change.requirements, change.updates
             )
         return await run_idempotent(
             call,
             lambda caller: commits.commit_transaction(
-                caller, changes, fresh_snapshot=fresh_snapshot, fences=held_tables.fences, examined=held_tables.examined
+                caller,
+                changes,
+                fresh_snapshot=fresh_snapshot,
+                fences=stream_checks.fences,
+                examined=stream_checks.examined,
             ),
         )

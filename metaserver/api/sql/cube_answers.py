@@ -37,7 +37,7 @@ from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.history.history import StatementRead
 from seamark.metaserver.history.shapes import Aggregate, QueryShape, list_conjuncts, select_shape_columns
 from seamark.metaserver.planner.cubes.aggregation import (
-    CubeAnswer,
+    CubeAnswerColumns,
     GroupQuery,
     NotFromGroups,
     aggregate_groups,
@@ -94,15 +94,15 @@ class _EncodedAnswer(NamedTuple):
 
     Attributes:
         body: JSON or an Arrow stream, with a placeholder for the id of the statement.
-        definition_id: The cube that answers.
+        cube_id: The id of the cube that answers.
         snapshot_id: The snapshot whose rows are aggregated.
-        read: The statement, for the query history.
+        statement_read: The statement with the numbers of files and bytes that it reads, for the query history.
     """
 
     body: bytes
-    definition_id: str
+    cube_id: str
     snapshot_id: int
-    read: StatementRead
+    statement_read: StatementRead
 
 
 class CubeAnswers:
@@ -150,12 +150,12 @@ class CubeAnswers:
         """
         components, principal = call.components, call.principal
         # The rows of the files are not read, so the files count as removed.
-        files = answer.read.files_in
+        files = answer.statement_read.files_in
         components.usage.note(
-            entry.uuid, answer.definition_id, files_in=files, files_removed=files, now_ms=components.clock.now_ms()
+            entry.uuid, answer.cube_id, files_in=files, files_removed=files, now_ms=components.clock.now_ms()
         )
         if components.history.is_on and principal.name != SERVICE_PRINCIPAL:
-            components.history.add(answer.read, None if principal is ANONYMOUS else principal.name)
+            components.history.add(answer.statement_read, None if principal is ANONYMOUS else principal.name)
         statement_id = str(components.clock.uuid4())
         headers = {"Cache-Control": "no-store", "X-Seamark-Statement": statement_id}
         body = answer.body.replace(self._placeholder.encode(), statement_id.encode(), 1)
@@ -279,7 +279,7 @@ class CubeAnswers:
         entry: Entry,
         files: _SnapshotFiles,
         cube: IndexDefinition,
-        answer: CubeAnswer,
+        answer: CubeAnswerColumns,
     ) -> pa.Table | None:
         """Return the groups of a snapshot by the dimensions of a request, or None if a data file has no entry.
 
@@ -326,7 +326,11 @@ def _is_small(table: pa.Table, columns: int) -> bool:
 
 
 def _identify_files(scan: ScanPlan) -> Ids | None:
-    """Return the identities of the data files of a plan of a whole snapshot, or None (see `_SnapshotFiles`)."""
+    """Return the identities by which index files refer to the data files of a whole snapshot.
+
+    The result is None if a file has no identity, occurs twice, or has deleted rows. A cube then cannot answer for the
+    whole snapshot.
+    """
     ids, is_known = list_file_ids(scan.view)
     positions = scan.view.find_positions(scan.entry_ids)
     ids, is_known = ids[positions], is_known[positions]
@@ -336,26 +340,30 @@ def _identify_files(scan: ScanPlan) -> Ids | None:
 
 
 def _make_plan(
-    statement_id: str, loaded_table: LoadedTable, cube: IndexDefinition, answer: CubeAnswer, files: int
+    statement_id: str, loaded_table: LoadedTable, cube: IndexDefinition, answer: CubeAnswerColumns, files: int
 ) -> StatementPlan:
     """Return the head of the answer, which states that all files of the snapshot were answered from the cube."""
     assert loaded_table.entry is not None
     name = ".".join((*loaded_table.entry.namespace, loaded_table.entry.name))
-    table = TableRead(name, files, files, 0, len(_list_columns(answer)), ())
-    return StatementPlan(statement_id, ENGINE, _ENGINE_REASON, (table,), CubeUse(cube.name, files, 0, None))
+    table = TableRead(
+        table=name, files=files, considered_files=files, bytes=0, columns=len(_list_columns(answer)), joins=()
+    )
+    cube_use = CubeUse(index=cube.name, files=files, row_files=0, reason=None)
+    return StatementPlan(statement_id, ENGINE, why=_ENGINE_REASON, tables=(table,), cube=cube_use)
 
 
-def _list_columns(answer: CubeAnswer) -> tuple[int, ...]:
-    """Return the ids of the columns that the request uses."""
+def _list_columns(answer: CubeAnswerColumns) -> tuple[int, ...]:
+    """Return the ids of the columns that the request uses, or none if they are more than the query history stores."""
     columns = {term.column_id for term in answer.query.dimensions} | set(answer.filtered)
     columns |= {column.column_id for measure in answer.query.measures for column in list_columns(measure.operand)}
     return select_shape_columns(columns)
 
 
-def _make_shape(answer: CubeAnswer) -> QueryShape:
-    """Return the shape of the request for the query history.
+def _make_shape(answer: CubeAnswerColumns) -> QueryShape:
+    """Return the shape of the request: its columns, conditions and aggregates, without values.
 
-    The column id of an aggregate is 0 if its argument is not a single column.
+    The query history counts requests with the same shape together. The column id of an aggregate is 0 if its argument
+    is not a single column.
     """
     aggregates = {
         Aggregate(measure.function, measure.operand.column_id if isinstance(measure.operand, ColumnOperand) else 0)
@@ -370,7 +378,7 @@ def _make_shape(answer: CubeAnswer) -> QueryShape:
     )
 
 
-def _encode_json(rows: pa.Table, answer: CubeAnswer, plan: StatementPlan) -> bytes:
+def _encode_json(rows: pa.Table, answer: CubeAnswerColumns, plan: StatementPlan) -> bytes:
     """Return the answer as JSON, in the same form as `commands/sql/worker.py`."""
     columns = [StatementColumn(name, kind) for name, kind in zip(rows.column_names, answer.types, strict=True)]
     head = msgspec.json.encode(plan)[:-1]  # The rows follow before the closing brace.
@@ -387,7 +395,7 @@ def _encode_json(rows: pa.Table, answer: CubeAnswer, plan: StatementPlan) -> byt
     )
 
 
-def _encode_arrow(rows: pa.Table, _: CubeAnswer, plan: StatementPlan) -> bytes:
+def _encode_arrow(rows: pa.Table, _: CubeAnswerColumns, plan: StatementPlan) -> bytes:
     """Return the answer as an Arrow stream."""
     table = rows.replace_schema_metadata({"seamark": msgspec.json.encode(plan)})
     sink = pa.BufferOutputStream()

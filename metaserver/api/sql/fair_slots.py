@@ -78,7 +78,7 @@ class FairSlots:
             self._grant_slot(holder)
             return
         if len(self._waiting) >= _WAITING_PER_SLOT * self.limit:
-            raise self._refuse_at_limit()
+            raise self._make_limit_error()
         entry = _WaitingStatement(holder, asyncio.get_running_loop().create_future())
         self._waiting.append(entry)
         try:
@@ -90,10 +90,10 @@ class FairSlots:
             elif entry.granted.done() and not entry.granted.cancelled():  # It got a slot when it stopped waiting.
                 self._release_slot(holder)
             if isinstance(error, TimeoutError):
-                raise self._refuse_at_limit() from None
+                raise self._make_limit_error() from None
             raise
 
-    def _refuse_at_limit(self) -> RetryLater:
+    def _make_limit_error(self) -> RetryLater:
         """Return the error for a statement that gets no slot."""
         return RetryLater(f"The server is at its limit of {self.limit:,} {self._resource_name}; try again shortly")
 

@@ -62,8 +62,8 @@ class TableRead(msgspec.Struct, frozen=True, rename="kebab"):
     joins: Annotated[
         tuple[tuple[str, int | None], ...],
         doc(
-            "Columns by which rows of other tables left out files, and numbers of keys; null for an index on "
-            "attributes of the other table."
+            "For each join that pruned files: the column, and the number of keys of the other table. The number is "
+            "null if an index on attributes of the other table pruned the files."
         ),
     ]
 

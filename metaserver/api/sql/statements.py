@@ -67,7 +67,7 @@ class StatementBody(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     ] = None
     id: Annotated[
         str | None,
-        doc(f"The name by which the caller can cancel it: up to {ID_CHARACTERS_MAX} letters, digits, - or _."),
+        doc(f"The name for canceling the statement: up to {ID_CHARACTERS_MAX} letters, digits, - or _."),
     ] = None
     max_rows: Annotated[
         int | None, doc("The maximum number of rows of a JSON answer. `complete` states whether there are more rows.")
@@ -364,7 +364,8 @@ def _make_own_url(call: Call, settings: Settings) -> str:
 def _find_own_certificates(call: Call, settings: Settings) -> str:
     """Return the certificates that a worker trusts when it connects to the bound address of this server.
 
-    The text is empty without TLS, and with `services_url`, whose host name the certificates contain.
+    The text is empty without TLS. It is also empty if the worker connects to `services_url`: the certificates are valid
+    for its host name, so the worker checks them in the usual way. They may not be valid for the bound address.
     """
     certificate = call.components.certificate
     return "" if certificate is None or settings.services_url else certificate.leaves()

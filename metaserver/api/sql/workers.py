@@ -187,7 +187,7 @@ class StatementWorkers:
             await parent.wait()
 
     async def _connect_parent(self) -> socket.socket:
-        """Return the socket of a live parent. If there is no parent, start one."""
+        """Return the socket of the parent, the process that forks the workers. If it does not run, start it."""
         if self._control is not None and self._parent is not None and self._parent.returncode is None:
             return self._control
         await self.close()

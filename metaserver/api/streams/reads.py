@@ -30,9 +30,9 @@ from seamark.metaserver.store.port import InstantFilter
 from seamark.metaserver.streams.log_reads import ReadRows, read_log, read_shard_states
 from seamark.metaserver.streams.positions import (
     End,
-    Files,
+    FilesStep,
     LogRows,
-    ReadableTable,
+    ReaderTableState,
     Step,
     choose_next_step,
     find_earliest_position,
@@ -104,12 +104,12 @@ async def load_stream_position(call: Call) -> StreamPosition:
         position = find_latest_position(entry.uuid, table)
     elif start.startswith("snapshot:"):
         snapshot_id = _parse_whole_number(start, "snapshot") or None
-        position = await _run_choice(
+        position = await _run_in_loop_or_thread(
             call, lambda table: find_position_after_snapshot(entry.uuid, table, snapshot_id), table
         )
     elif start.startswith("time:"):
         time_ms = _parse_whole_number(start, "time")
-        position = await _run_choice(
+        position = await _run_in_loop_or_thread(
             call, lambda table: find_position_after_snapshot(entry.uuid, table, find_snapshot_at(table, time_ms)), table
         )
         if log is not None:
@@ -203,7 +203,7 @@ async def read_rows(call: Call) -> Answer:
         until = parse_position(query["until"], entry.uuid) if "until" in query else None
         position = parse_position(query["after"], entry.uuid)
         choose = partial(choose_next_step, position, until=until, skips_changes=skips_changes)
-        step = await _run_choice(call, choose, table)
+        step = await _run_in_loop_or_thread(call, choose, table)
         if isinstance(step, End) and wait_s > 0 and until is None:
             step, table, log = await _wait_for_rows(call, entry, step, choose, wait_s)
             await call.recheck(call.securable)
@@ -214,7 +214,7 @@ async def read_rows(call: Call) -> Answer:
             return _answer_with_stream(_encode_batches([], {"step": "rows", "position": next_position.encode()}))
         assert log is not None
         try:
-            rows = await read_log(log, entry.uuid, step.ranges, limit_bytes=limit_bytes, keep=call.keep)
+            rows = await read_log(log, entry.uuid, step.ranges, limit_bytes=limit_bytes, keep=call.reserve_memory)
         except OffsetOutOfRange:
             if attempt + 1 == _TRIM_TRIES_MAX:
                 raise
@@ -225,17 +225,21 @@ async def read_rows(call: Call) -> Answer:
     raise AssertionError("the loop returns or raises")
 
 
-async def _load_readable_table(call: Call, *, uuid: str | None = None) -> tuple[Entry, ReadableTable, StreamLog | None]:
+async def _load_readable_table(
+    call: Call, *, uuid: str | None = None
+) -> tuple[Entry, ReaderTableState, StreamLog | None]:
     """Return the entry of the table, the table with the present state of its shards, and its log if it has a stream.
+
+    A reader continues at a read position, which an earlier answer has given it. The position belongs to one table.
 
     If the schema changed while the log was read, the function starts again with the new schema.
 
     Args:
         call: The call.
-        uuid: The UUID of the table that an earlier position belongs to, or None without such a position.
+        uuid: The UUID in the read position of the request, or None if the request has no read position.
 
     Raises:
-        BadRequest: Another table has replaced the table.
+        BadRequest: Another table has replaced the table of the read position.
     """
     entry = await call.app[POINTERS].load_entry(call.namespace, call.name)
     if uuid is not None and entry.uuid != uuid:
@@ -247,20 +251,23 @@ async def _load_readable_table(call: Call, *, uuid: str | None = None) -> tuple[
     while True:
         flushed_offsets = entry.parse_flushed_offsets()
         if not flushed_offsets:
-            return entry, ReadableTable(metadata, {}, {}), None
+            return entry, ReaderTableState(metadata, {}, {}), None
         log = await call.components.streams.open_log(entry, metadata)
-        await log.catch_up()  # Another server may have acknowledged rows or issued the position.
+        await log.catch_up()  # Another server may have acknowledged rows or returned the read position.
         shards = read_shard_states(log, entry.uuid, flushed_offsets)
         # Rows may have arrived with a column that was added after the table was loaded.
         later_entry = await call.app[POINTERS].load_entry(call.namespace, call.name)
         later_metadata = await documents.table(later_entry.metadata_location)
         if later_entry.uuid != entry.uuid or later_metadata.current_schema == metadata.current_schema:
-            return entry, ReadableTable(metadata, flushed_offsets, shards, hash_log(log.identity)), log
+            return entry, ReaderTableState(metadata, flushed_offsets, shards, hash_log(log.identity)), log
         entry, metadata = later_entry, later_metadata
 
 
-async def _run_choice(call: Call, choose: Callable[[ReadableTable], T], table: ReadableTable) -> T:
-    """Return the result of `choose`. It takes some microseconds for each snapshot, so many snapshots need a thread."""
+async def _run_in_loop_or_thread(call: Call, choose: Callable[[ReaderTableState], T], table: ReaderTableState) -> T:
+    """Call `choose`, and return its result. If the table has many snapshots, call it in a thread.
+
+    `choose` takes some microseconds for each snapshot, and must not block the event loop for long.
+    """
     if len(table.metadata.snapshots_by_id) <= _IN_LOOP_SNAPSHOTS_MAX:
         return choose(table)
     return await call.run_in_turn(partial(choose, table))
@@ -268,7 +275,7 @@ async def _run_choice(call: Call, choose: Callable[[ReadableTable], T], table: R
 
 async def _wait_for_rows(
     call: Call, entry: Entry, step: Step, choose: partial[Step], wait_s: float
-) -> tuple[Step, ReadableTable, StreamLog | None]:
+) -> tuple[Step, ReaderTableState, StreamLog | None]:
     """Return the first step with rows, or the last step after `wait_s`, each with its table and its log.
 
     Args:
@@ -284,7 +291,7 @@ async def _wait_for_rows(
         while True:
             watcher.woken.clear()
             _, table, log = await _load_readable_table(call, uuid=entry.uuid)
-            step = await _run_choice(call, choose, table)
+            step = await _run_in_loop_or_thread(call, choose, table)
             choose = partial(choose.func, step.position, **choose.keywords)  # Skipped rows are not read again.
             remaining_s = until_s - clock.monotonic()
             if not isinstance(step, End) or remaining_s <= 0 or call.components.timeline.is_draining:
@@ -323,7 +330,7 @@ async def _wait_for_commit_or_rows(
         task.result()  # The log may have failed.
 
 
-def _describe_step(step: Files | End) -> dict[str, str]:
+def _describe_step(step: FilesStep | End) -> dict[str, str]:
     """Return the metadata of the answer for a step without rows of the log."""
     if isinstance(step, End):
         return {"step": "end", "position": step.position.encode()}
@@ -333,7 +340,7 @@ def _describe_step(step: Files | End) -> dict[str, str]:
 
 
 def _decode_rows(
-    call: Call, rows: ReadRows, table: ReadableTable, metadata: Mapping[str, str], wants_kinds: bool
+    call: Call, rows: ReadRows, table: ReaderTableState, metadata: Mapping[str, str], wants_kinds: bool
 ) -> bytes:
     """Return the answer with rows of the log.
 
@@ -357,7 +364,7 @@ def _decode_rows(
 
 
 def _add_kinds(batch: pa.RecordBatch, kinds: bytes) -> pa.RecordBatch:
-    """Return a batch with the kind of each row in another column. Without kinds, all rows are inserts."""
+    """Return a batch with the kind of each row in an additional column. Without kinds, all rows are inserts."""
     names = [_KIND_NAMES[RowKind(kind)] for kind in kinds] or ["insert"] * batch.num_rows
     return batch.append_column(_CHANGE_TYPE, pa.array(names, pa.string()))
 

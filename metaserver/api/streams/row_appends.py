@@ -12,7 +12,7 @@ from seamark.formats.protocol.wire import AFTER_HEADER, check_name, format_path
 from seamark.formats.runtime.errors import BadRequest, CommitUnknown
 from seamark.metaserver.api.http.describe import Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call
-from seamark.metaserver.api.http.parameters.fresh import encode_token
+from seamark.metaserver.api.http.parameters.fresh import encode_rows_token
 from seamark.metaserver.api.plans.planning import POINTERS
 from seamark.metaserver.api.streams.dead_letters import load_dead_letters
 from seamark.metaserver.catalog.values import LoadedTable
@@ -94,7 +94,13 @@ class RowTarget(NamedTuple):
     def make_preparation(
         self, call: Call, *, is_envelope: bool = False, left_out: AbstractSet[str] = frozenset()
     ) -> RowPreparation:
-        """Return the object that prepares rows for the table."""
+        """Return the object that prepares rows for the table.
+
+        Args:
+            call: The call.
+            is_envelope: Whether JSON rows are envelopes of Debezium, which have a row before and after its change.
+            left_out: The columns of the rows that have no values and that the table does not have.
+        """
         return RowPreparation(
             self.loaded.metadata,
             call.components.streams.row_files,
@@ -148,7 +154,7 @@ async def append_prepared(
             assert target.dead_letters is not None
             dead_letter_tables[target.dead_letters.uuid] = target.dead_letters
             letters_by_table.setdefault(target.dead_letters.uuid, []).append(
-                DeadLetter(target.dead_letters.subject, row)
+                DeadLetter(target.dead_letters.stream_table_name, row)
             )
     for uuid, rejected_rows in letters_by_table.items():
         if any(target.uuid == uuid for target, _ in rows_by_target):
@@ -180,7 +186,7 @@ async def append_joined(call: Call, target: RowTarget, preparation: RowPreparati
     Args:
         call: The call.
         target: The table.
-        preparation: The preparation of the rows. It accepts them as joined rows.
+        preparation: The preparation of the rows. `can_join` must be true for it and the rows.
         rows: The rows.
 
     Raises:
@@ -241,7 +247,7 @@ def _describe_append(
     table = call.components.streams.tables.get(target.uuid)
     if rows.row_count and not ends and table is not None:
         ends = dict(table.read_watermarks())  # The rows of an old duplicate are somewhere before these offsets.
-    token = encode_token(target.uuid, ends) if ends else ""
+    token = encode_rows_token(target.uuid, ends) if ends else ""
     return AppendedRows(rows.row_count, acknowledgement.duplicate, positions, len(rows.rejected), token, last_sequence)
 
 

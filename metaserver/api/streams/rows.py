@@ -110,7 +110,8 @@ async def _append_body(
 ) -> AppendedRows:
     """Append the rows of a body, and return the answer.
 
-    A small body without a producer is appended together with the bodies of concurrent requests, if its rows allow it.
+    A small body without a producer is appended together with the bodies of concurrent requests. This needs rows in one
+    piece, and rows that `can_join` accepts, because they need no individual checks.
     Large bodies are decoded and prepared outside of the event loop.
     """
     is_quick = len(body) <= QUICK_BYTES
@@ -243,6 +244,7 @@ class FlushedRows(msgspec.Struct, frozen=True):
 async def flush_rows(call: Call) -> FlushedRows:
     """Flush a stream table now."""
     entry = await call.components.catalog.tables.load_entry(call.namespace, call.name)
+    # Only the entry of a stream table has the offsets of flushed rows. Another table has nothing to flush.
     return FlushedRows(await call.components.streams.flush(entry.uuid) if entry.flushed else 0)
 
 

@@ -175,7 +175,7 @@ class _TableRequest:
             BadRequest: A row does not fit, or a column cannot be added.
             Forbidden: The table lacks columns, and the caller may not change it.
         """
-        await self._run_work(self._decode_rows)
+        await self._run_work(self._decode_and_compare_columns)
         target = self.target
         if self._missing.types:
             securable = Securable(self._namespace, TABLE, self._name)
@@ -195,14 +195,18 @@ class _TableRequest:
         else:
             await self._call.run_in_turn(work)
 
-    def _decode_rows(self) -> None:
-        """Decode the rows."""
+    def _decode_and_compare_columns(self) -> None:
+        """Decode the rows, and find their columns that the table does not have."""
         rows_max, metadata = self._call.components.settings.stream_rows_limit, self.target.loaded.metadata
         self._decoded_rows = decode_rows(self._rows_json, RowFormat.JSON, rows_max=rows_max)
         self._missing = find_missing_columns(self._decoded_rows, metadata, format_path(self._namespace, self._name))
 
     def _prepare_for_table(self, target: RowTarget) -> None:
-        """Prepare the decoded rows for a table."""
+        """Prepare the decoded rows for a table.
+
+        Columns that have no values and that the table does not have are left out. Other missing columns are added to
+        the table later. The rows are then prepared a second time, for the table with these columns.
+        """
         check_columns(len(self._decoded_rows), target.loaded.metadata)
         self.prepared = target.make_preparation(self._call, left_out=self._missing.empty).prepare_json(
             self._decoded_rows

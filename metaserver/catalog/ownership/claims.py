@@ -54,21 +54,21 @@ async def make_claim(
     metadata: TableMetadata | ViewMetadata,
     entry: Entry,
     *,
-    fresh: bool = False,
+    is_new_uuid: bool = False,
     may_restore: bool = False,
-    only_name: bool = False,
+    requires_only_name: bool = False,
 ) -> ClaimLocations:
-    """Return the operation with which a table or view claims its locations.
+    """Return the operation with which a table or view claims its locations, so that no other entry can use them.
 
     The function must be called before any file is written to these locations.
 
     Args:
         metadata: The metadata of the table or view.
         entry: The entry of the table or view.
-        fresh: Whether the UUID is new.
-        may_restore: Whether the UUID may belong to a dropped entry.
-        only_name: Whether the transaction fails if the UUID has another live name. The transaction creates the entry
-            before the claim.
+        is_new_uuid: Whether the UUID must not have any claims yet.
+        may_restore: Whether the UUID may belong to a dropped entry, which this entry replaces.
+        requires_only_name: Whether the transaction fails if the UUID has another live name. The transaction creates the
+            entry before the claim.
 
     Raises:
         BadRequest: A location overlaps a location of another entry.
@@ -93,11 +93,11 @@ async def make_claim(
     operation = ClaimLocations(
         uuid=entry.uuid,
         locations=locations,
-        fresh=fresh,
+        fresh=is_new_uuid,
         namespace=entry.namespace,
         name=entry.name if may_reuse_locations(caller, entry.namespace) else "",
         returns=may_restore,
-        only_name=only_name,
+        only_name=requires_only_name,
     )
     # If the entry may be restored, no file is written before the transaction, which checks this.
     if not may_restore:
@@ -119,21 +119,25 @@ async def _check_free(context: CatalogContext, operation: ClaimLocations) -> Non
     table_name = (operation.namespace, operation.name) if operation.name else None
     for candidate in operation.locations:
         if not claimed_keys.isdisjoint(list_keys_above(candidate.key)):
-            continue
+            continue  # The entry itself has claimed the location or a folder above it.
         for other in await context.store.find_overlapping_claims([candidate.key], operation.uuid, 1):
             if candidate.shared and other.shared:
-                continue
-            if (
+                continue  # Several entries may use a shared folder.
+            if (  # The other entry was dropped with the same name, and may be created again at its location.
                 other.location == candidate.key
                 and table_name
-                and await context.store.is_name_released(other.uuid, *table_name)
+                and await context.store.may_reuse_location(other.uuid, *table_name)
             ):
                 continue
             raise candidate.make_overlap_error()
 
 
 async def _list_own_keys(context: CatalogContext, uuid: str) -> set[str]:
-    """Return the keys of the locations that `uuid` has claimed."""
+    """Return the keys of the locations that belong to `uuid` by its claims.
+
+    A claim may also record a location of other entries in which an admin allows this entry to name files. Such a
+    location does not belong to the entry.
+    """
     return {claim.location for claim in await context.store.claims(uuid) if not claim.allowed}
 
 
@@ -144,12 +148,15 @@ def may_add_locations(base: TableMetadata | ViewMetadata | None, metadata: Table
     return any(metadata.properties.get(name) != base.properties.get(name) for name in PATH_PROPERTIES)
 
 
-async def claim_folder(context: CatalogContext, entry: Entry, folder: str, *, fresh: bool) -> ClaimLocations:
-    """Return the operation with which a function claims its folder. See `make_claim`."""
+async def claim_folder(context: CatalogContext, entry: Entry, folder: str, *, is_new_uuid: bool) -> ClaimLocations:
+    """Return the operation with which a function claims its folder, so that no other entry can use it.
+
+    `is_new_uuid` states whether the UUID of the function must not have any claims yet.
+    """
     locations = _drop_nested_locations(context.warehouse, [ClaimedLocation(key=folder, display_form=folder)])
     await context.objects.check_links([folder])
     await check_unknown_locations(context, (claimed_location.key for claimed_location in locations), entry.uuid)
-    operation = ClaimLocations(uuid=entry.uuid, locations=locations, fresh=fresh)
+    operation = ClaimLocations(uuid=entry.uuid, locations=locations, fresh=is_new_uuid)
     await _check_free(context, operation)
     return operation
 
@@ -190,7 +197,7 @@ async def _is_taken(
     await check_unknown_locations(context, [key], uuid)
     for claimed_location in await context.store.find_overlapping_claims([key], uuid, 1):
         is_same = may_reuse and claimed_location.location == key
-        if not (is_same and await context.store.is_name_released(claimed_location.uuid, *table_name)):
+        if not (is_same and await context.store.may_reuse_location(claimed_location.uuid, *table_name)):
             return True
     return False
 
@@ -202,7 +209,8 @@ async def check_outside(context: CatalogContext, location: str, description: str
         BadRequest: The location is equal to the location of an entry, or inside it.
     """
     keys = [context.warehouse.make_key(parse_location(location))]
-    # With the limit 0, the query below returns only claims that contain the location, because entries may be inside it.
+    # Other entries may be inside the location. So the query has the limit 0, which is the number of claims inside the
+    # location. It returns only claims that contain the location or are equal to it.
     await check_unknown_locations(context, keys, "", include_inside=False)
     if await context.store.find_overlapping_claims(keys, "", 0):
         raise BadRequest(
@@ -221,7 +229,8 @@ async def check_staged(
 ) -> None:
     """Check that no table with another name has claimed the location of a staged table.
 
-    The pass is still valid after the table is created, and the table may have been renamed or dropped since.
+    A client that creates a table writes files before the commit. The token that it uses is still valid after the
+    commit, and the table may have been renamed or dropped since.
 
     Raises:
         Forbidden: Another table has claimed the location.
@@ -293,6 +302,8 @@ async def make_foreign_file_check(
     Raises:
         RetryLater: Some locations are unknown.
     """
+    # Some tables of earlier server versions have no recorded locations. `unread` is the number of tables whose metadata
+    # could not be read. `lost` has the possible locations of tables whose metadata are missing or damaged.
     if context.unclaimed.unread:
         await create_missing_claims(context)
         if context.unclaimed.unread:
@@ -305,6 +316,7 @@ async def make_foreign_file_check(
         for location in lost_locations
     }
     claimed_locations = {claimed_location.location for claimed_location in await context.store.claims(uuid)}
+    # A folder that both entries have claimed as shared counts as foreign only if `exclusive` is set.
     foreign_locations |= {
         claimed_location.location
         for claimed_location in await context.store.find_overlapping_claims(keys, uuid, _OVERLAPS_MAX)
@@ -324,10 +336,11 @@ async def make_foreign_file_check(
 
 
 async def create_missing_claims(context: CatalogContext) -> int:
-    """Create claims for entries from versions without claims, and return the number of these entries.
+    """Create claims for entries of earlier server versions, and return the number of these entries.
 
-    An entry with unreadable metadata gets no claims, because a guess could claim another entry's location, or miss the
-    entry's own location. `context.unclaimed` lists these entries.
+    A claim records that a location belongs to an entry. Earlier versions recorded no claims. If the metadata of an
+    entry cannot be read, its location is unknown, and it gets no claim: a guessed location could belong to another
+    entry. `context.unclaimed` has these entries.
     """
     state = context.unclaimed
     state.tried_s, filled_count, unread_count, after_uuid = context.clock.monotonic(), 0, 0, ""
@@ -367,7 +380,10 @@ async def create_missing_claims(context: CatalogContext) -> int:
 
 
 async def create_remaining_claims(context: CatalogContext) -> int:
-    """Call `create_missing_claims` if some entries have no claims. Housekeeping calls this function periodically."""
+    """Try again to record the locations of entries whose metadata could not be read, and return their number.
+
+    A claim records that a location belongs to an entry. Housekeeping calls this function periodically.
+    """
     return await create_missing_claims(context) if context.unclaimed.unread or context.unclaimed.lost else 0
 
 
@@ -440,7 +456,8 @@ async def has_files(context: CatalogContext, entry: Entry) -> bool:
 
     The locations come from the database, because the table's writers can overwrite its metadata file.
     """
-    # Claims of earlier versions contain only a key, from which the location cannot be derived.
+    # Claims of earlier versions contain only a key, from which the location cannot be derived. So compare the key with
+    # those of the two probable locations: the folder that the entry's metadata location shows, and the metadata file.
     locations_by_key = {
         _make_key(context.warehouse, location): location for location in (_guess_folder(entry), entry.metadata_location)
     }

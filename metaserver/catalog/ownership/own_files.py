@@ -39,7 +39,7 @@ def read_allowed_locations(properties: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(part.strip() for part in properties.get(ALLOWED_LOCATIONS, "").split(",") if part.strip())
 
 
-async def make_allowed_locations(
+async def make_allow_operations(
     context: CatalogContext, caller: Caller, uuid: str, properties: Mapping[str, str], old_properties: Mapping[str, str]
 ) -> list[AllowLocations]:
     """Return the operation that records the list of allowed locations, if the list changes.
@@ -126,7 +126,9 @@ async def check_added(
     commit: TableCommit,
     files: ObjectReader,
 ) -> None:
-    """Check the files that a commit names.
+    """Check that a caller with limited rights adds only files in the locations of the table.
+
+    Files of the parent snapshot may be anywhere, so new manifests may list them again.
 
     Args:
         caller: The principal that commits.
@@ -175,7 +177,7 @@ async def check_added(
     for manifest in new_manifests:
         outside_files = await reader.list_outside_files(manifest)
         if outside_files:
-            await _check_carried(reader, inherited_manifests, outside_files)
+            await _check_in_parent(reader, inherited_manifests, outside_files)
 
 
 def _list_new_locations(
@@ -183,7 +185,7 @@ def _list_new_locations(
 ) -> Iterator[tuple[str, str]]:
     """Yield a description and the path of each new location.
 
-    A location of `base` is new if it is not claimed: the metadata file of `base` may have been overwritten.
+    A location is new if `base` does not have it. Without `base`, all locations are new.
     """
     if base is None or metadata.location != base.location:
         yield "The table's location", metadata.location
@@ -197,17 +199,23 @@ def _list_new_locations(
             yield name, path
 
 
-async def _check_carried(reader: _ManifestReader, parent_manifests: Iterable[str], outside_paths: set[str]) -> None:
-    """Check that all of the files are in manifests of the parent snapshot.
+async def _check_in_parent(reader: _ManifestReader, parent_manifests: Iterable[str], outside_paths: set[str]) -> None:
+    """Check that the parent snapshot already has all of the files that are outside of the table's locations.
+
+    Args:
+        reader: Reads the manifests.
+        parent_manifests: The manifests of the parent snapshot.
+        outside_paths: The paths of the files.
 
     Raises:
         BadRequest: A file is not in these manifests.
     """
+    missing_paths = set(outside_paths)
     for manifest in parent_manifests:
-        outside_paths -= await reader.list_files(manifest)
-        if not outside_paths:
+        missing_paths -= await reader.list_files(manifest)
+        if not missing_paths:
             return
-    raise _make_outside_error(min(outside_paths), "The file")
+    raise _make_outside_error(min(missing_paths), "The file")
 
 
 def _make_outside_error(path: str, description: str) -> BadRequest:
@@ -218,7 +226,10 @@ def _make_outside_error(path: str, description: str) -> BadRequest:
 
 
 class OwnLocations:
-    """The keys of the locations that a table claims, and of the allowed locations where it may name files."""
+    """The locations whose files may be in a table: its own locations, and locations that an admin allows in addition.
+
+    The database records both, by the canonical form of each location (its key).
+    """
 
     def __init__(self, warehouse: Warehouse, locations: set[str]) -> None:
         self._warehouse = warehouse
@@ -226,8 +237,10 @@ class OwnLocations:
         self._holds = lru_cache(maxsize=4096)(self._is_folder_within)
 
     def holds(self, path: str) -> bool:
+        """Return whether the file at `path` is in one of the locations."""
         location = parse_location(path, "The file")
-        # The result is cached by folder, because a manifest names many files of a folder. A file itself may be claimed.
+        # The result is cached by folder, because a manifest names many files of a folder. A location may also be a
+        # single file, such as a metadata file.
         return self._holds(str(location).rpartition("/")[0]) or self._warehouse.make_key(location) in self._locations
 
     def check(self, paths: Iterable[str], description: str) -> None:
@@ -273,7 +286,9 @@ class _ManifestReader:
             if snapshot.manifest_list is not None:
                 try:
                     manifests |= dict.fromkeys(await self.read_manifest_list(snapshot.manifest_list))
-                except BadRequest:  # The list was damaged before this commit, so it proves nothing about its files.
+                except BadRequest:
+                    # The list was damaged before this commit. Without it, the snapshot has no known files, so the
+                    # commit may only name files in the table's locations.
                     continue
         return manifests
 
@@ -286,7 +301,10 @@ class _ManifestReader:
         return [manifest.manifest_path for manifest in manifests]
 
     async def list_files(self, manifest: str) -> set[str]:
-        """Return the live files of a manifest of the parent snapshot."""
+        """Return the live files of a manifest of the parent snapshot. A manifest that cannot be read has none.
+
+        The caller then refuses the files that it does not find in other manifests.
+        """
         try:
             data = await self._read(manifest, "manifest")
             return {path for path, _ in await asyncio.to_thread(_list_paths, data, manifest)}

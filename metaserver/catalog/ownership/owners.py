@@ -44,7 +44,7 @@ def check_author(caller: Caller, metadata: ViewMetadata) -> None:
     Raises:
         Forbidden: The caller may not write such a text.
     """
-    if caller.names_owners:
+    if caller.names_owners:  # A trusted engine, or a principal that may write the whole catalog.
         return
     for key, value in metadata.properties.items():
         if determines_rights(key) and value != caller.principal_name:
@@ -63,10 +63,14 @@ def compute_view_fingerprint(metadata: ViewMetadata, location: str) -> str:
     return hashlib.sha256(location.encode() + b"\n" + encode_view(metadata)).hexdigest()
 
 
-def keep_owner(
+def protect_owner(
     caller: Caller, properties: Mapping[str, str], old_properties: Mapping[str, str], *, rewritten: bool
 ) -> dict[str, str]:
-    """Return the properties that a view gets when `properties` are requested.
+    """Return the requested properties of a view, changed so that they give the caller no rights of another user.
+
+    A trusted engine, or a principal that may write the whole catalog, may set any owner. Another caller may only set
+    itself as the user with whose rights the view runs, or keep the user while the text stays the same. It cannot set
+    another user as the displayed owner either: its own name replaces that user.
 
     Args:
         caller: The principal that requests the properties.

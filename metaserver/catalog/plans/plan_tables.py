@@ -76,7 +76,7 @@ _COUNTED_S = 10.0
 
 
 class LoadedPlan(msgspec.Struct, frozen=True):
-    """A plan table, and the planned table.
+    """A plan table, and the planned table. A plan table is a read-only table with the files of one scan plan.
 
     Attributes:
         plan: The row of the plan.
@@ -117,7 +117,7 @@ def plan_name(entry: Entry, snapshot_id: int, bound_filter_text: str, holder: Ho
 
 
 def derive_snapshot_id(plan_id: str) -> int:
-    """Return the snapshot id of an audience's plan."""
+    """Return the id of the snapshot that shows a plan to its audience, the clients that send its X-Seamark-Plans."""
     digest = int.from_bytes(hashlib.sha256(plan_id.encode()).digest()[:8], "big")
     # Keep 62 bits of the digest, so that the id is positive as a signed integer of 64 bits. Set the bit of
     # `_SHOWN_ID_MIN`, so that the id is never smaller than this minimum.
@@ -125,31 +125,31 @@ def derive_snapshot_id(plan_id: str) -> int:
 
 
 def make_plan_snapshot(
-    plan_id: str, metadata: TableMetadata, plan_snapshot: Snapshot, *, is_fresh: bool = False
+    plan_id: str, metadata: TableMetadata, planned_snapshot: Snapshot, *, is_fresh: bool = False
 ) -> Snapshot:
-    """Return the snapshot that shows a plan to its audience.
+    """Return the snapshot that shows a plan to its audience, which are the clients with the same X-Seamark-Plans.
 
     Its schema is the schema of the filter, because a later schema may use the same names for other columns. Its parent
     is the planned snapshot, where engines find statistics. Its timestamp is just before the timestamp of the planned
     snapshot, so that an engine that searches for the newest snapshot selects the planned snapshot.
 
-    The table metadata that engines load may lack a fresh snapshot. Therefore the parent of a fresh snapshot's plan is
-    the table's last snapshot, and its sequence number is not above the table's, because Iceberg's Java library checks
-    this.
+    The table metadata that engines load may lack a fresh snapshot. If the planned snapshot is fresh, the parent is
+    therefore the last snapshot of the table. The sequence number is then not above that of the table, because Iceberg's
+    Java library checks this.
 
     Args:
         plan_id: The id of the plan.
         metadata: The metadata of the table, with the schema of the filter as the current schema.
-        plan_snapshot: The planned snapshot, with its id and with the manifest list of the plan.
+        planned_snapshot: The planned snapshot, with its id and with the manifest list of the plan.
         is_fresh: Whether the planned snapshot is a fresh snapshot: one that also contains the rows of a stream that are
             not in the table's files yet.
     """
     return msgspec.structs.replace(
-        plan_snapshot,
+        planned_snapshot,
         snapshot_id=derive_snapshot_id(plan_id),
-        parent_snapshot_id=plan_snapshot.parent_snapshot_id if is_fresh else plan_snapshot.snapshot_id,
-        sequence_number=plan_snapshot.sequence_number - 1 if is_fresh else plan_snapshot.sequence_number,
-        timestamp_ms=plan_snapshot.timestamp_ms - 1,
+        parent_snapshot_id=planned_snapshot.parent_snapshot_id if is_fresh else planned_snapshot.snapshot_id,
+        sequence_number=planned_snapshot.sequence_number - 1 if is_fresh else planned_snapshot.sequence_number,
+        timestamp_ms=planned_snapshot.timestamp_ms - 1,
         schema_id=metadata.current_schema_id,
     )
 
@@ -173,8 +173,8 @@ class PlanTables:
         """The number of refused plans by the exhausted limit, which is a metric."""
         self._logged_s: dict[str, float] = {}
 
-    async def has_room(self, principal: str) -> bool:
-        """Return whether `principal` may create one more plan.
+    async def check_or_count_refusal(self, principal: str) -> bool:
+        """Check whether `principal` may create one more plan, and count the refusal if it may not.
 
         The number of plans is limited because every reader can request plans, and each plan has files.
         """
@@ -210,7 +210,7 @@ class PlanTables:
             NoSuchTable: The lease has ended, or the planned table no longer has its name. The message is the same as
                 for a table that does not exist.
         """
-        plan = await self._context.store.plan_table(namespace, name) if is_plan_name(name) else None
+        plan = await self._context.store.load_plan_table(namespace, name) if is_plan_name(name) else None
         if plan is not None and plan.audience is None and plan.expires_ms > self._context.clock.now_ms():
             entry = await self._context.store.load_entry(EntryKind.TABLE, namespace, plan.of_name)
             if entry is not None and entry.uuid == plan.uuid:
@@ -231,17 +231,17 @@ class PlanTables:
 
     async def read(self, namespace: NamespacePath, name: str) -> LoadedTable:
         """Return the plan as a table for reading: the planned table's entry and location, with the plan's snapshot."""
-        plan = await self.load(namespace, name)
-        entry = plan.table.entry
+        loaded_plan = await self.load(namespace, name)
+        entry = loaded_plan.table.entry
         assert entry is not None
-        metadata = msgspec.structs.replace(plan.metadata, location=plan.table.metadata.location)
-        return LoadedTable(msgspec.structs.replace(entry, metadata_location=plan.plan.location), metadata)
+        metadata = msgspec.structs.replace(loaded_plan.metadata, location=loaded_plan.table.metadata.location)
+        return LoadedTable(msgspec.structs.replace(entry, metadata_location=loaded_plan.plan.location), metadata)
 
     async def list_visible_plans(self, entry: Entry, audience: str) -> list[PlanSnapshot]:
-        """Return the plan snapshots of the table that an audience sees now."""
+        """Return the snapshots with plans of the table that the clients with this value of X-Seamark-Plans see now."""
         limit = self._context.settings.plan_snapshots_limit
         now_ms = self._context.clock.now_ms()
-        return await self._context.store.plan_snapshots(
+        return await self._context.store.list_plan_snapshots(
             entry.namespace, entry.name, entry.uuid, audience, now_ms, limit
         )
 
@@ -255,6 +255,14 @@ class PlanTables:
         principal: str,
     ) -> int:
         """Renew the leases of plans of a table or view for `principal`. A lease of 0 s withdraws the plans.
+
+        Args:
+            namespace: The namespace of the table or view.
+            of_name: The name of the table or view.
+            audience: The value of X-Seamark-Plans with which the plans were created.
+            plan_snapshot_ids: The ids of the snapshots that show the plans.
+            lease_s: The new lease in seconds, from now.
+            principal: The principal whose limits of plans apply.
 
         Returns:
             The number of plans that exist.
@@ -285,10 +293,12 @@ class PlanTables:
             self._refuse(exhausted_limit, principal)
         return exhausted_limit is None
 
-    async def share(
+    async def find_and_renew(
         self, namespace: NamespacePath, name: str, lease_s: int, principal: str, audience: str | None = None
     ) -> StoredPlanTable | None:
-        """Return the existing plan with this name and audience, and renew its lease.
+        """Return the existing plan with this name, and renew its lease, so that equal requests share the plan.
+
+        The plan must have the same audience, which is the value of X-Seamark-Plans or None.
 
         The lease is renewed for `principal` only if less than half of `lease_s` remains. So most requests for an
         existing plan write nothing.
@@ -297,7 +307,7 @@ class PlanTables:
             The plan, or None if it does not exist or the lease would exceed the principal's limit.
         """
         now_ms = self._context.clock.now_ms()
-        plan = await self._context.store.plan_table(namespace, name)
+        plan = await self._context.store.load_plan_table(namespace, name)
         if plan is None or plan.audience != audience:
             return None
         if plan.expires_ms - now_ms >= lease_s * 1000 / 2:
@@ -312,7 +322,7 @@ class PlanTables:
             self._shares.grant(principal, plan_snapshot_id, now_s, now_s + lease_s)
         return msgspec.structs.replace(plan, expires_ms=expires_ms) if is_renewed else None
 
-    async def keep(
+    async def store_and_register(
         self,
         plan: StoredPlanTable,
         metadata: TableMetadata | None,
@@ -324,7 +334,7 @@ class PlanTables:
 
         If another request has already registered the name, the method deletes the files and returns the registered
         plan.
-        The files count against the shares of `principal` (`plan_shares.py`).
+        The plan and the bytes of its files count against the limits of `principal` until the lease ends.
 
         Args:
             metadata: The metadata of the table, or None for a plan view.
@@ -356,7 +366,7 @@ class PlanTables:
                 self._context.documents.remember_table(plan.location, metadata, document)
         return plan_table
 
-    async def drop_overtaken(self, commits: Iterable[TableCommit]) -> None:
+    async def drop_plans_of_removed_snapshots(self, commits: Iterable[TableCommit]) -> None:
         """Drop the plans whose snapshots a commit removes, because the engine deletes their files afterwards.
 
         Raises:
@@ -364,8 +374,10 @@ class PlanTables:
         """
         for commit in commits:
             for snapshot in commit.added_snapshots:
+                # The files of a plan are deleted after a short time, so no snapshot of the table may use them.
                 _check_manifest_list(snapshot.manifest_list)
-            # The ids of plan snapshots are positive.
+            # An engine that saw a plan as a snapshot may remove it like other snapshots. The ids of such snapshots are
+            # always positive, so other ids need no search.
             if removed_ids := {snapshot_id for snapshot_id in commit.removed_snapshot_ids if snapshot_id > 0}:
                 drop = DropPlanSnapshots(commit.namespace, commit.name, tuple(sorted(removed_ids)))
                 await self._context.store.transact([drop])
@@ -413,7 +425,7 @@ def build_plan_limit_error(principal: str) -> TooManyRequests:
     )
 
 
-def is_plan_file(location: str) -> bool:
+def is_temporary_file(location: str) -> bool:
     """Return whether the file belongs to a plan or contains fresh rows of a stream, and is therefore deleted soon."""
     return _PLAN_FILE.search(location) is not None
 

@@ -56,7 +56,7 @@ class ReplacedReference(msgspec.Struct, frozen=True):
         version: The id of the plan snapshot to add to the name of a table.
         alias: Whether to add the name as an alias, because the text has no alias.
         columns: The columns that are read from the view itself to check access. They are set only for a view whose
-            plan view resolves for an audience.
+            plan only clients with a certain value of X-Seamark-Plans can load.
     """
 
     start: int
@@ -69,8 +69,13 @@ class ReplacedReference(msgspec.Struct, frozen=True):
     columns: tuple[str, ...] = ()
 
 
-class Reader(NamedTuple):
-    """The only user of an engine that may read a plan view, and the requests that may use it."""
+class PlanViewReader(NamedTuple):
+    """The restrictions of a plan view that only one user may read.
+
+    Attributes:
+        holder: The requests that can load the plan view.
+        user: The user of the engine that gets rows of the plan view. Other users get no rows.
+    """
 
     holder: Holder
     user: str
@@ -82,24 +87,32 @@ class PlanViews:
         self._plans = plans
 
     async def find(self, namespace: NamespacePath, name: str, audience: str | None = None) -> StoredPlanTable:
-        """Return the plan with this name and audience.
+        """Return the record of the plan view with this name.
+
+        A plan view replaces a view: its text reads plans instead of tables. With an audience, only requests that send
+        this value of X-Seamark-Plans find it.
 
         Raises:
-            NoSuchView: The lease has ended or the view has changed. The message is the same as for a view that does
-                not exist.
+            NoSuchView: The lease of the plan view has ended, or the original view has changed. The message is the same
+                as for a view that does not exist.
         """
         plan, _ = await self._resolve(namespace, name, audience)
         return plan
 
     async def load(self, namespace: NamespacePath, name: str, audience: str | None = None) -> LoadedView:
-        """Return the view that the plan with this name and audience replaces."""
+        """Return the plan view with this name, as a view that engines can load. See `find` for the audience."""
         _, view = await self._resolve(namespace, name, audience)
         return view
 
     async def _resolve(
         self, namespace: NamespacePath, name: str, audience: str | None
     ) -> tuple[StoredPlanTable, LoadedView]:
-        plan = await self._context.store.plan_table(namespace, name)
+        """Return the record and the metadata of the plan view with this name and audience.
+
+        Raises:
+            NoSuchView: There is no such plan view, its lease has ended, or the original view has changed.
+        """
+        plan = await self._context.store.load_plan_table(namespace, name)
         if plan is not None and plan.audience == audience and plan.expires_ms > self._context.clock.now_ms():
             entry = await self._context.store.load_entry(EntryKind.VIEW, namespace, plan.of_name)
             if entry is not None and entry.uuid == plan.uuid:
@@ -119,24 +132,28 @@ class PlanViews:
         condition: str,
         lease_s: int,
         principal: str,
-        reader: Reader | None = None,
+        reader: PlanViewReader | None = None,
     ) -> StoredPlanTable | None:
-        """Create a plan view. Return its plan, or None if there are too many plans or the view's name is too long.
+        """Create a plan view: a view with the text of `view`, which reads plans instead of the referenced tables.
 
-        With a `reader`, the name resolves only for the reader's audience, and returns rows only to that user.
+        With a `reader`, only requests with the reader's X-Seamark-Plans find the name, and only the reader's user gets
+        rows.
+
+        Returns:
+            The record of the plan view. None if there are too many plans or the view's name is too long.
 
         Raises:
-            BadRequest: The view has no text in Trino's dialect, or the text of a reference is not the name of the
-                table or view of its plan.
+            BadRequest: The view has no text in Trino's dialect. Or the text at the position of a reference is not the
+                name of the table or view whose plan replaces it.
         """
-        entry, metadata = view.entry, _point_to_plans(view, references, condition, reader)
+        entry, metadata = view.entry, _build_plan_view_metadata(view, references, condition, reader)
         version = metadata.current_version
         audience = None if reader is None else reader.holder.audience
         name = _make_name(entry, version, audience)
         if name is None:
             return None
-        existing_plan = await self._plans.share(entry.namespace, name, lease_s, principal, audience)
-        if existing_plan is not None or not await self._plans.has_room(principal):
+        existing_plan = await self._plans.find_and_renew(entry.namespace, name, lease_s, principal, audience)
+        if existing_plan is not None or not await self._plans.check_or_count_refusal(principal):
             return existing_plan
         plan_id = str(self._context.clock.uuid7())
         folder = f"{metadata.location.rstrip('/')}/{PLANS_FOLDER}/{parse_digest(name)}"
@@ -160,7 +177,7 @@ class PlanViews:
             plan_snapshot_id=None if reader is None else derive_snapshot_id(plan_id),
             snapshot_or_fingerprint=compute_view_fingerprint(metadata, location),
         )
-        return await self._plans.keep(plan, None, [(location, document)], lease_s, principal)
+        return await self._plans.store_and_register(plan, None, [(location, document)], lease_s, principal)
 
 
 def _make_name(entry: Entry, version: ViewVersion, audience: str | None) -> str | None:
@@ -168,10 +185,16 @@ def _make_name(entry: Entry, version: ViewVersion, audience: str | None) -> str 
     return plan_name(entry, version.version_id, str(version.representations[0].sql), holder)
 
 
-def _point_to_plans(
-    view: LoadedView, references: list[ReplacedReference], condition: str, reader: Reader | None
+def _build_plan_view_metadata(
+    view: LoadedView, references: list[ReplacedReference], condition: str, reader: PlanViewReader | None
 ) -> ViewMetadata:
-    """Return metadata of the view with only the current version, whose text reads the plans."""
+    """Return the metadata of a plan view: only the current version of the view, with a text that reads the plans.
+
+    The text checks `condition`, and that the user is the reader if there is one.
+
+    Raises:
+        BadRequest: The view has no text in Trino's dialect, or the new text is too long.
+    """
     metadata, version = view.metadata, view.metadata.current_version
     trino_text = next(
         (
@@ -232,6 +255,13 @@ def _make_reader_condition(user: str) -> str:
 
 
 def _replace_references(text: str, references: list[ReplacedReference], default: NamespacePath) -> str:
+    """Return the text of a view in which each referenced name is replaced by its plan.
+
+    `default` is the namespace of names without a namespace.
+
+    Raises:
+        BadRequest: The text at the position of a reference is not the name of its table or view.
+    """
     pieces, position = [], 0
     for reference in sorted(references, key=lambda reference: reference.start):
         match = _REFERENCE.match(text, reference.start) if reference.start >= position else None

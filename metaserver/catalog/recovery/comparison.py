@@ -14,15 +14,15 @@ from seamark.formats.protocol.wire import format_path
 from seamark.formats.runtime.errors import RetryLater, SeamarkError
 from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.catalog.ownership.claims import make_claim
-from seamark.metaserver.catalog.pointers import build_swap, parse_metadata_version
+from seamark.metaserver.catalog.pointers import build_pointer_swap, parse_metadata_version
 from seamark.metaserver.catalog.recovery.found_files import (
     FileReader,
     Finding,
     FoundFile,
-    list_folders,
+    list_metadata_files_by_folder,
     normalize_location,
 )
-from seamark.metaserver.catalog.recovery.selection import check_own_folder, check_stream
+from seamark.metaserver.catalog.recovery.selection import check_folder_and_user, check_no_stream_rows
 from seamark.metaserver.catalog.values import Caller
 from seamark.metaserver.objects.port import ObjectInfo
 from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
@@ -34,7 +34,7 @@ _CHAIN_MAX = 10_000
 """The maximum number of files that are read to decide whether a newer file descends from the file of a pointer."""
 
 
-class Later(msgspec.Struct, frozen=True, rename="kebab"):
+class OutdatedPointer(msgspec.Struct, frozen=True, rename="kebab"):
     """A table or view with metadata files that are newer than its pointer.
 
     Attributes:
@@ -49,11 +49,11 @@ class Later(msgspec.Struct, frozen=True, rename="kebab"):
     is_advanced: bool = False
 
 
-class Comparison(msgspec.Struct, frozen=True, rename="kebab"):
-    """The result of a comparison.
+class PointerComparison(msgspec.Struct, frozen=True, rename="kebab"):
+    """The result of a comparison of the database with the metadata files in storage.
 
     Attributes:
-        entries: The number of compared pointers.
+        entries: The number of compared pointers. A pointer is the current metadata file of a table, view or function.
         missing: The pointers whose metadata files do not exist, or are outside the warehouse and allowed locations.
         later: The tables and views with newer metadata files.
         findings: Files that may be newer, and the reasons why they were not used.
@@ -61,26 +61,26 @@ class Comparison(msgspec.Struct, frozen=True, rename="kebab"):
 
     entries: int
     missing: tuple[Finding, ...]
-    later: tuple[Later, ...]
+    later: tuple[OutdatedPointer, ...]
     findings: tuple[Finding, ...]
 
 
-async def compare_with_storage(context: CatalogContext, caller: Caller, *, advance: bool) -> Comparison:
+async def compare_with_storage(context: CatalogContext, caller: Caller, *, advance: bool) -> PointerComparison:
     """Compare all pointers with storage.
 
     Args:
         advance: Whether to move the pointers of tables and views with newer files.
     """
-    folders = await list_folders(context.objects, context.warehouse)
+    folders = await list_metadata_files_by_folder(context.objects, context.warehouse)
     comparer = _Comparer(context, caller, folders, advance=advance)
     async for entry in _list_entries(context.store):
         await comparer.compare(entry)
     after_id = None
     while rows := await context.store.list_dropped(None, after_id, _ENTRIES_PER_PAGE):
         for row in rows:
-            comparer.check_exists(row.entry, "dropped ")
+            comparer.record_if_missing(row.entry, "dropped ")
         after_id = rows[-1].id
-    return Comparison(comparer.entries, tuple(comparer.missing), tuple(comparer.later), tuple(comparer.findings))
+    return PointerComparison(comparer.entries, tuple(comparer.missing), tuple(comparer.later), tuple(comparer.findings))
 
 
 class _Comparer:
@@ -94,11 +94,14 @@ class _Comparer:
         self._reader = FileReader(context.documents)
         self.entries = 0
         self.missing: list[Finding] = []
-        self.later: list[Later] = []
+        self.later: list[OutdatedPointer] = []
         self.findings: list[Finding] = []
 
-    def check_exists(self, entry: Entry, state: str = "") -> bool:
-        """Return whether the metadata file of a pointer was listed. Otherwise, add the pointer to `missing`."""
+    def record_if_missing(self, entry: Entry, state: str = "") -> bool:
+        """Count the entry, and return whether storage has its metadata file. Otherwise, add the file to `missing`.
+
+        `state` is an adjective for the message, such as "dropped ", or an empty text.
+        """
         self.entries += 1
         pointer = normalize_location(entry.metadata_location)
         if any(info.location == pointer for info in self._folders.get(pointer.rpartition("/")[0], ())):
@@ -118,7 +121,11 @@ class _Comparer:
         return False
 
     async def compare(self, entry: Entry) -> None:
-        if not self.check_exists(entry) or entry.kind is EntryKind.FUNCTION:
+        """Compare the current metadata file of an entry with the other metadata files in its folder.
+
+        For a function, only the existence of the file is checked.
+        """
+        if not self.record_if_missing(entry) or entry.kind is EntryKind.FUNCTION:
             return
         pointer = normalize_location(entry.metadata_location)
         files = self._folders[pointer.rpartition("/")[0]]
@@ -132,36 +139,40 @@ class _Comparer:
             self.findings += (msgspec.structs.replace(finding, name=name) for finding in result.findings)
         elif newest.location != pointer:
             try:
-                await self._handle_later(entry, newest, name)
+                await self._handle_outdated(entry, newest, name)
             except RetryLater:
                 raise
             except SeamarkError as error:
                 reason = f"The file is newer than the pointer, which was not moved: {error.message}"
                 self.findings.append(Finding(newest.location, reason, name))
 
-    async def _handle_later(self, entry: Entry, newest: FoundFile, name: str) -> None:
+    async def _handle_outdated(self, entry: Entry, newest: FoundFile, name: str) -> None:
+        """Record an entry for which storage has a newer metadata file. If requested, make this file the current file.
+
+        A file that does not descend from the current file is only reported as a finding.
+        """
         if not await self._follows(entry, newest):
             reason = f"The file may be newer than {entry.metadata_location}, but does not follow from it. Compare both"
             self.findings.append(Finding(newest.location, reason, name))
             return
         if self._advance:
-            check_stream(newest)
-            check_own_folder(newest, self._context.warehouse)
+            check_no_stream_rows(newest)
+            check_folder_and_user(newest, self._context.warehouse)
             assert newest.metadata is not None
             now_ms = self._context.clock.now_ms()
             new_entry = msgspec.structs.replace(entry, metadata_location=newest.location)
             operations: list[Operation] = [
                 await make_claim(self._context, self._caller, newest.metadata, new_entry),
-                build_swap(entry, newest.location, now_ms),
+                build_pointer_swap(entry, newest.location, now_ms),
                 self._context.make_instant(
                     self._caller, new_entry, "register", requested_ms=now_ms, summary={"advanced": "true"}
                 ),
             ]
             await self._context.transact(operations)
-        self.later.append(Later(name, entry.metadata_location, newest.location, is_advanced=self._advance))
+        self.later.append(OutdatedPointer(name, entry.metadata_location, newest.location, is_advanced=self._advance))
 
     async def _follows(self, entry: Entry, newest: FoundFile) -> bool:
-        """Return whether the newest file descends from the metadata file of the pointer.
+        """Return whether the newest file descends from the current metadata file in the catalog entry.
 
         Table metadata list the previous metadata files. If the list does not reach back to the pointer, the method
         reads the oldest listed file, and continues with its list.

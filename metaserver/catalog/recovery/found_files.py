@@ -20,7 +20,7 @@ from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import BadRequest, Corrupt, RetryLater, SeamarkError
 from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.catalog.documents import Documents
-from seamark.metaserver.catalog.plans.plan_tables import is_plan_file
+from seamark.metaserver.catalog.plans.plan_tables import is_temporary_file
 from seamark.metaserver.catalog.pointers import parse_metadata_version, table_uuid
 from seamark.metaserver.objects.port import ObjectInfo, ObjectStore
 from seamark.metaserver.objects.warehouse import Warehouse
@@ -94,13 +94,13 @@ class _FunctionDocument(msgspec.Struct, rename="kebab"):
     function_uuid: str
 
 
-async def list_folders(objects: ObjectStore, warehouse: Warehouse) -> dict[str, list[ObjectInfo]]:
+async def list_metadata_files_by_folder(objects: ObjectStore, warehouse: Warehouse) -> dict[str, list[ObjectInfo]]:
     """Return the metadata files in the warehouse and the allowed locations, by folder. Leave out files of plans."""
     folders: dict[str, dict[str, ObjectInfo]] = {}
     for root in warehouse.roots:
         async for info in objects.list(str(root)):
             name = info.location
-            if (_TABLE_FILE.search(name) or _FUNCTION_FILE.search(name)) and not is_plan_file(name):
+            if (_TABLE_FILE.search(name) or _FUNCTION_FILE.search(name)) and not is_temporary_file(name):
                 # An allowed location may be inside the warehouse.
                 folders.setdefault(name.rpartition("/")[0], {})[name] = info
     return {folder: list(files.values()) for folder, files in folders.items()}
@@ -187,6 +187,11 @@ class FileReader:
             return await self._read(info)
 
     async def _read(self, info: ObjectInfo) -> FoundFile:
+        """Read a metadata file of a table, view or function.
+
+        Raises:
+            Corrupt: The content is none of them.
+        """
         location = info.location
         if _FUNCTION_FILE.search(location):
             return await self._read_function(info)
@@ -243,11 +248,12 @@ def _make_unreadable(location: str) -> FoundFile:
 
 
 def _may_be_newer(file: FoundFile, chosen_file: FoundFile) -> bool:
-    """Return whether `file` may be newer than the chosen file, which does not list it.
+    """Return whether `file` may be newer than the chosen file, whose metadata log does not contain `file`.
 
     A file with a lower number is older, unless its time is later: after an older file is registered, commits continue
     with its lower number.
     """
     if file.kind is EntryKind.FUNCTION:
+        # The names of these files sort by the time of writing, so the chosen file is certainly the newest.
         return False
     return file.number == chosen_file.number or file.updated_ms > chosen_file.updated_ms

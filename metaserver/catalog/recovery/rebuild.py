@@ -52,8 +52,8 @@ class Registered(msgspec.Struct, frozen=True, rename="kebab"):
     notes: tuple[str, ...] = ()
 
 
-class Rebuilt(msgspec.Struct, frozen=True, rename="kebab"):
-    """The result of a rebuild.
+class RebuiltDatabase(msgspec.Struct, frozen=True, rename="kebab"):
+    """The result of a rebuild of the database from the metadata files in storage.
 
     Attributes:
         registered_before: The number of found tables, views and functions that were already in the database.
@@ -66,9 +66,11 @@ class Rebuilt(msgspec.Struct, frozen=True, rename="kebab"):
     index_files: int = 0
 
 
-def make_result(registrations: Iterable[Registered], findings: Iterable[Finding], registered_before: int) -> Rebuilt:
+def make_result(
+    registrations: Iterable[Registered], findings: Iterable[Finding], registered_before: int
+) -> RebuiltDatabase:
     """Return the result, sorted by name and location."""
-    return Rebuilt(
+    return RebuiltDatabase(
         tuple(sorted(registrations, key=lambda registration: (registration.name, registration.kind))),
         tuple(sorted(findings, key=lambda finding: (finding.location, finding.reason))),
         registered_before,
@@ -82,7 +84,7 @@ class Rebuild:
         self._context = context
         self._caller = caller
 
-    async def run(self, candidates: Sequence[Candidate]) -> Rebuilt:
+    async def run(self, candidates: Sequence[Candidate]) -> RebuiltDatabase:
         """Register the candidates. Their UUIDs must not be in the database."""
         # Register the files that the operator has chosen last. Such a file may name folders outside its location, and
         # they must not take the location of another table.
@@ -118,6 +120,7 @@ class Rebuild:
         return describe_registration(candidate)
 
     async def _make_operations(self, candidate: Candidate) -> list[Operation]:
+        """Return the operations that create the entry of a candidate and record its locations."""
         context, file, name = self._context, candidate.file, candidate.name
         requested_ms = context.clock.now_ms()
         check_new_name(name.name, f"{file.kind.value} name")
@@ -126,7 +129,7 @@ class Rebuild:
         fingerprint = None
         if file.metadata is None:
             claim = msgspec.structs.replace(
-                await claim_folder(context, entry, file.table_location, fresh=False),
+                await claim_folder(context, entry, file.table_location, is_new_uuid=False),
                 namespace=name.namespace,
                 name=name.name,
                 returns=True,
@@ -145,13 +148,17 @@ class Rebuild:
     async def keep_locations(self, files: Sequence[FoundFile]) -> None:
         """Claim the locations of tables, views and functions that are not registered.
 
-        These locations were claimed before the loss. Without a claim, other tables could name the files there. The
-        claim belongs to a retained entry (`seamark retained`), and ends when the entry is registered.
+        These locations were claimed before the database was lost. Without a claim, other tables could name the files
+        there. The claim belongs to a retained entry (`seamark retained`), and ends when the entry is registered.
         """
         for start in range(0, len(files), _CONCURRENT_REGISTRATIONS_MAX):
             await asyncio.gather(*map(self._keep_location, files[start : start + _CONCURRENT_REGISTRATIONS_MAX]))
 
     async def _keep_location(self, file: FoundFile) -> None:
+        """Claim the location of one file, so that no other table can use it.
+
+        The claim belongs to a retained entry: it has the location, but is no table, view or function that clients see.
+        """
         context, location = self._context, file.folder.removesuffix("/metadata")
         if location == file.folder:
             # The file is not in a folder `metadata`, so the location of its table is unknown.

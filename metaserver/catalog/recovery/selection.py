@@ -60,7 +60,8 @@ def select_candidates(
         files: The newest file of each UUID in each folder.
         warehouse: The warehouse in which the files were found.
         choices: The decisions of the operator, by metadata file: the name for the file, or None to leave the file out.
-        has_stream_log: Whether a log with rows of stream tables may exist. Such rows may also be in the files.
+        has_stream_log: Whether a log with rows of stream tables may exist. The rows may also be in the table's files,
+            and would be added twice. So such tables are left out unless the operator chooses them.
     """
     findings: list[Finding] = []
     candidates: list[Candidate] = []
@@ -72,8 +73,8 @@ def select_candidates(
         elif file.location not in choices and file.uuid not in chosen_uuids:
             try:
                 if has_stream_log:
-                    check_stream(file)
-                check_own_folder(file, warehouse)
+                    check_no_stream_rows(file)
+                check_folder_and_user(file, warehouse)
                 candidates.append(Candidate(file, find_name_of_location(warehouse, file.table_location, file.uuid)))
             except BadRequest as error:
                 findings.append(Finding(file.location, error.message))
@@ -88,7 +89,7 @@ def select_candidates(
     return SelectedCandidates(tuple(candidates), tuple(findings))
 
 
-def check_own_folder(file: FoundFile, warehouse: Warehouse) -> None:
+def check_folder_and_user(file: FoundFile, warehouse: Warehouse) -> None:
     """Check that the file is in the folder of its table, and names no other folders and no user with rights.
 
     Raises:
@@ -99,7 +100,7 @@ def check_own_folder(file: FoundFile, warehouse: Warehouse) -> None:
     if parse_location(file.folder) != Location(location.scheme, location.bucket, f"{location.path}/metadata"):
         raise BadRequest(
             f"The file is outside the metadata folder of its location {str(location)!r}, so another writer may have "
-            "written it. Choose it if it is right"
+            "written it. If it is right, choose this file by its location"
         )
     if file.metadata is not None:
         for name in PATH_PROPERTIES:
@@ -116,7 +117,7 @@ def check_own_folder(file: FoundFile, warehouse: Warehouse) -> None:
         )
 
 
-def check_stream(file: FoundFile) -> None:
+def check_no_stream_rows(file: FoundFile) -> None:
     """Check that no rows in the table's files can also be in a stream log.
 
     Raises:
@@ -127,7 +128,7 @@ def check_stream(file: FoundFile) -> None:
         return
     if metadata.snapshots and parse_bool(metadata.properties, STREAM_ENABLED, False):
         raise BadRequest(
-            "The table is a stream table, and the database had the offsets of the rows that are in its files. Choose "
+            "The table is a stream table, and the lost database had the offsets of the rows in its files. Choose "
             "the file if the log of streams is empty; otherwise rows that are in files would be added again"
         )
 
@@ -177,9 +178,9 @@ def _find_shared_locations(
         while outer_indexes and not f"{keys[number]}/".startswith(f"{keys[outer_indexes[-1]]}/"):
             outer_indexes.pop()
         for outer in outer_indexes:
-            for loser, other in _find_losers(candidates, keys, outer, number):
+            for left_out, other in _find_left_out(candidates, keys, outer, number):
                 reasons.setdefault(
-                    loser,
+                    left_out,
                     f"Its location overlaps that of another table, view or function: "
                     f"{candidates[other].file.location}. Choose one of them",
                 )
@@ -187,7 +188,7 @@ def _find_shared_locations(
     return reasons
 
 
-def _find_losers(
+def _find_left_out(
     candidates: Sequence[Candidate], keys: Sequence[str], outer: int, inner: int
 ) -> Iterable[tuple[int, int]]:
     """Return which of two candidates with overlapping locations are left out.
@@ -199,9 +200,9 @@ def _find_losers(
         Tuples of the index of a candidate that is left out, and the index of the other candidate.
     """
 
-    # The choice of the operator has more weight than the folder.
     def rank(number: int) -> int:
         candidate = candidates[number]
+        # The choice of the operator has more weight than the folder.
         return 2 * candidate.is_chosen + has_own_folder(candidate.file.table_location, candidate.file.uuid)
 
     # If both folders end with their UUIDs (rank 1), the outer folder is kept, because a writer of the outer folder can

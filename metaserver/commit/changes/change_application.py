@@ -384,7 +384,7 @@ class ChangeApplication:
             return
         added_keys = self._added_keys
         paths = await run_by_count(len(added_keys), lambda: [key.file_path for key in added_keys])
-        for manifest in await self._manifests.find_cached_listing(manifests, paths):
+        for manifest in await self._manifests.find_listing_manifests_in_cache(manifests, paths):
             entries = await self._manifests.read_entries(manifest, metadata)
             live_entry = await run_by_count(len(entries), partial(_find_first_entry, entries, added_keys))
             if live_entry is not None:

@@ -76,8 +76,8 @@ class CommitPriority:
             after: The number of collisions after which a change gets priority.
             longest_s: The maximum duration of priority. With 0, no change gets priority.
         """
-        self._after = after
-        self._longest_s = longest_s
+        self._collisions_min = after
+        self._priority_max_s = longest_s
         self._colliding_changes: OrderedDict[tuple[str, ChangeId], _CollidingChange] = OrderedDict()
         self._priorities: dict[str, _Priority] = {}
         self._pauses: OrderedDict[str, float] = OrderedDict()
@@ -99,17 +99,22 @@ class CommitPriority:
         self._grant(table, now_s)
 
     def release(self, table: str, change: ChangeId, now_s: float) -> None:
-        """Forget the collisions and the priority of a change that has committed or will not be repeated."""
+        """Forget the collisions of a change that has committed or will not be repeated. End its priority.
+
+        If it had priority, the waiting change of the table that collided first gets it.
+        """
         self._colliding_changes.pop((table, change), None)
         granted = self._priorities.get(table)
         if granted is not None and granted.change == change:
             del self._priorities[table]
             self._grant(table, now_s)
 
-    def find_holder(self, table: str, now_s: float) -> tuple[ChangeId, float] | None:
-        """Return the change that has priority and its remaining seconds, or None if no change has priority.
+    def expire_and_find_holder(self, table: str, now_s: float) -> tuple[ChangeId, float] | None:
+        """End the priority of a table if it has expired, and return the change that has priority.
 
-        Priority that has expired ends here. Then a pause follows, in which no change of the table gets priority, so
+        The result also has the remaining seconds of the priority. It is None if no change has priority.
+
+        After a priority that has expired, a pause follows, in which no change of the table gets priority, so
         that a client that never commits cannot delay others again and again.
         """
         granted = self._priorities.get(table)
@@ -134,16 +139,20 @@ class CommitPriority:
             table: The UUID of the table.
             now_s: The current time on a monotonic clock.
         """
-        if self._longest_s <= 0 or self.find_holder(table, now_s) is not None or self._pauses.get(table, 0.0) > now_s:
+        if (
+            self._priority_max_s <= 0
+            or self.expire_and_find_holder(table, now_s) is not None
+            or self._pauses.get(table, 0.0) > now_s
+        ):
             return
         self._pauses.pop(table, None)
         waiting_changes = [
             (colliding_change.first_s, change, colliding_change)
             for (table_of_change, change), colliding_change in self._colliding_changes.items()
-            if table_of_change == table and colliding_change.collisions >= self._after
+            if table_of_change == table and colliding_change.collisions >= self._collisions_min
         ]
         if waiting_changes:
             _, change, colliding_change = min(waiting_changes, key=lambda candidate: candidate[0])
             # The next attempt may take longer than the last attempt, so it gets twice the time of the last attempt.
-            length_s = min(self._longest_s, _PRIORITY_MIN_S + 2 * colliding_change.took_s)
+            length_s = min(self._priority_max_s, _PRIORITY_MIN_S + 2 * colliding_change.took_s)
             self._priorities[table] = _Priority(change, now_s + length_s, length_s)

@@ -37,7 +37,7 @@ from seamark.metaserver.commit.publication import (
     SNAPSHOT_ADDED,
     CommitEvent,
     Publisher,
-    make_pointer_moved,
+    make_pointer_moved_error,
 )
 from seamark.metaserver.commit.removed_files import read_removal_note
 from seamark.metaserver.commit.snapshots.manifests import Manifests
@@ -197,6 +197,11 @@ class Commits:
                 queue.changed.set()
 
     async def _queue_and_wait(self, namespace: NamespacePath, name: str, pending: PendingChange) -> CommitResult:
+        """Put a change into the queue of its table, and wait for its outcome. Start the queue's task if necessary.
+
+        Raises:
+            RetryLater: No group took the change within `storage_timeout_s`.
+        """
         queue = self._queues.get((namespace, name))
         if queue is None:
             queue = self._queues[namespace, name] = ChangeQueue()
@@ -243,7 +248,7 @@ class Commits:
         queue.changed.clear()
         now_s = self._context.clock.monotonic()
         wait_s = queue.waiting[0].queued_s + self._priority_s - now_s
-        holder_and_remaining_s = self._priority.find_holder(queue.waiting[0].uuid, now_s)
+        holder_and_remaining_s = self._priority.expire_and_find_holder(queue.waiting[0].uuid, now_s)
         if holder_and_remaining_s is None or wait_s <= 0:
             count = min(len(queue.waiting), self._context.settings.commit_group_max)
             return [queue.waiting.popleft() for _ in range(count)]
@@ -262,7 +267,7 @@ class Commits:
         If the whole group fails, the method raises one error for all changes.
         """
         retries, attempts = self._context.settings.commit_retries, 0
-        async with self._publisher.count_races() as races:
+        async with self._publisher.make_race_counter() as races:
             while attempts <= retries:
                 open_changes = [pending for pending in group if not pending.done.done()]
                 try:
@@ -342,7 +347,7 @@ class Commits:
                 attempt.metadata,
                 events=events,
                 operations=operations,
-                check_stored=attempt.settle,
+                check_stored=attempt.wait_until_stored,
                 is_checked=True,
             )
         except CommitUnknown as error:
@@ -415,7 +420,7 @@ class Commits:
                 raise Collision("index-file", f"The index file {file.location} is registered for another index")
 
     async def _check_fence(self, fence: int | None) -> None:
-        if fence is not None and fence != await self._context.store.fence(SERVICES):
+        if fence is not None and fence != await self._context.store.read_fencing_number(SERVICES):
             raise Collision("fence", "Another replica runs the table services now; this job was stopped")
 
     @staticmethod
@@ -454,7 +459,7 @@ class Commits:
             return
         state = await self._context.store.load_producer(uuid, request.producer.id)
         if state is not None and request.producer.sequence <= state.sequence:
-            raise make_pointer_moved(namespace, name)
+            raise make_pointer_moved_error(namespace, name)
 
     async def _load_last_commit(
         self, pending: PendingChange, entry: Entry, metadata: TableMetadata
@@ -477,6 +482,8 @@ class Commits:
     def _build_operations(self, pending: PendingChange, produced: ProducedSnapshot) -> list[Operation]:
         """Return the operations to add to the transaction that publishes the change."""
         now_ms, snapshot_id, fence = self._context.clock.now_ms(), produced.snapshot.snapshot_id, pending.request.fence
+        # A change of a table service states the number of its lease. If another process has taken the lease since, the
+        # transaction fails.
         operations: list[Operation] = [] if fence is None else [CheckFence(SERVICES, fence)]
         if pending.request.producer is not None:
             producer = pending.request.producer
@@ -493,7 +500,7 @@ class Commits:
         # The location of the metadata file is chosen later, so the record does not contain it. A repeated request
         # receives the current location.
         answer = encode_json(make_committed_change(snapshot_id, produced.metadata, pending.uuid))
-        return [*operations, *self._context.remember(pending.caller, status=200, body=answer)]
+        return [*operations, *self._context.make_answer_record(pending.caller, status=200, body=answer)]
 
     async def _fail_taken(self, group: Sequence[PendingChange], error: IdempotencyTaken) -> None:
         """Refuse the changes whose idempotency key another request has used. The remaining changes continue.

@@ -23,6 +23,14 @@ class PendingChange:
     """A change that waits for its commit, and its future outcome."""
 
     def __init__(self, caller: Caller, uuid: str, application: ChangeApplication, requested_ms: int) -> None:
+        """Create a change that is not queued yet.
+
+        Args:
+            caller: The principal that requests the change.
+            uuid: The UUID of the table for which the change was prepared.
+            application: The change, and the steps that apply it to the head of the table.
+            requested_ms: The time of the request.
+        """
         self.caller = caller
         self.uuid = uuid
         """The UUID of the table for which the change was prepared."""
@@ -34,6 +42,7 @@ class PendingChange:
         self.queued_s = 0.0
         """The time at which the change was queued, on a monotonic clock."""
         self.started = False
+        """Whether a group has begun to commit the change."""
         self.offered = False
         """Whether the change was passed to `publish`. Then its files may be live, even if the outcome is unknown."""
         self.done: asyncio.Future[CommitResult] = asyncio.get_running_loop().create_future()
@@ -89,7 +98,7 @@ class GroupAttempt:
         self.definitions: dict[str, str] | None = None
         """By location, the index definitions of the index files of the table and of the applied changes."""
 
-    async def settle(self) -> None:
+    async def wait_until_stored(self) -> None:
         """Wait until the files of the changes are stored. If a file could not be stored, raise its error."""
         for pending, _ in self.produced:
             await pending.application.settle()

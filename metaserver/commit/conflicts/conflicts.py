@@ -28,17 +28,17 @@ from seamark.metaserver.commit.change_requests.change import Change, ReadScope, 
 from seamark.metaserver.commit.change_requests.change_body import SERIALIZABLE
 from seamark.metaserver.commit.change_requests.collision import Collision
 from seamark.metaserver.commit.conflicts.history import (
-    AddedFiles,
     History,
     HistoryTooLong,
+    SelectedFiles,
     find_rows_by_path,
     list_later_snapshots,
 )
 from seamark.metaserver.commit.conflicts.key_comparison import (
     CheckedFiles,
-    exclude_data,
-    exclude_deletes,
     find_first_match,
+    keep_matching_data,
+    keep_matching_deletes,
 )
 from seamark.metaserver.commit.conflicts.overlap import PartitionOverlap, Targets
 from seamark.metaserver.commit.snapshots.manifest_filter import (
@@ -88,8 +88,13 @@ class ConflictCheck:
     async def check(self, head: Snapshot | None, look_back: int) -> None:
         """Check that the change can be applied to the head.
 
+        Args:
+            head: The current snapshot of the branch.
+            look_back: The maximum number of snapshots between the head and the snapshot that the change has read.
+
         Raises:
-            Collision: The change conflicts with the head, or its history is too long or unknown.
+            Collision: The change conflicts with the head. Or there are too many snapshots since the snapshot that it
+                has read, or this snapshot is unknown.
         """
         change = self._change
         if not (change.deletes or change.removes or change.scope):
@@ -224,12 +229,12 @@ class ConflictCheck:
         """
         return bool(self._change.position_deletes or self._list_partitioned_equality_deletes())
 
-    async def _check_deletes(self, history: History, deletes: AddedFiles, referenced_paths: set[str]) -> None:
+    async def _check_deletes(self, history: History, deletes: SelectedFiles, referenced_paths: set[str]) -> None:
         """Refuse the change if new deletes apply to rows of removed files, or to rows that the change rewrites.
 
         Otherwise, these deletes would be lost. A change that only deletes rows may delete rows that other commits have
-        deleted, but not rows that other commits have rewritten. Rewritten rows are found by the deletes of snapshots
-        that also wrote data.
+        deleted, but not rows that other commits have rewritten. A snapshot that has added both deletes and data may
+        have rewritten the deleted rows.
 
         Args:
             history: The snapshots since the read.
@@ -238,14 +243,18 @@ class ConflictCheck:
         """
         change = self._change
         removed_paths = await run_by_count(len(self._files_to_remove.files), self._list_removed_by_name)
-        await self._refuse_matching(deletes, removed_paths, vectors=True)
-        writing_deletes = deletes if change.data else history.select_writing_deletes(deletes)
+        # New deletes of removed files would be lost.
+        await self._refuse_matching(deletes, removed_paths, includes_vectors=True)
+        writing_deletes = deletes if change.data else history.select_deletes_of_rewrites(deletes)
         if change.scope is not None and change.scope.bound is not None:
             # The change has read each row that it deletes by position, so these rows are in its scope.
-            writing_deletes = await exclude_deletes(self._files, writing_deletes, change.scope.bound)
-        await self._refuse_matching(writing_deletes, referenced_paths, vectors=True)
+            writing_deletes = await keep_matching_deletes(self._files, writing_deletes, change.scope.bound)
+        await self._refuse_matching(writing_deletes, referenced_paths, includes_vectors=True)
+        # A data file has at most one deletion vector, which hides older position delete files. New vectors of other
+        # commits were found before.
         paths_with_new_vector = await run_by_count(len(change.deletes), self._list_files_with_new_vector)
-        await self._refuse_matching(deletes, paths_with_new_vector, vectors=False)
+        await self._refuse_matching(deletes, paths_with_new_vector, includes_vectors=False)
+        # Position deletes that name no data file may apply to any file of their partition.
         unnamed_deletes = await run_by_count(len(change.deletes), self._list_unnamed_deletes)
         if unnamed_deletes:
             partitions = await run_by_count(len(unnamed_deletes), partial(list_partitions, unnamed_deletes))
@@ -265,12 +274,12 @@ class ConflictCheck:
         """Return the position deletes of the change that name no data file, so they may apply to several."""
         return [file for file in self._change.position_deletes if file.referenced_data_file is None]
 
-    async def _refuse_matching(self, deletes: AddedFiles, paths: set[str], *, vectors: bool) -> None:
+    async def _refuse_matching(self, deletes: SelectedFiles, paths: set[str], *, includes_vectors: bool) -> None:
         """Refuse the change if one of `deletes` applies to a data file at one of the paths.
 
         Args:
-            vectors: Whether deletion vectors and equality deletes count. Position delete files always count, because a
-                new deletion vector would hide them.
+            includes_vectors: Whether deletion vectors and equality deletes count. Position delete files always count,
+                because a new deletion vector would hide them.
             deletes: Delete files that other commits have added.
             paths: The paths of data files.
         """
@@ -278,7 +287,7 @@ class ConflictCheck:
             return
         (view, entry_ids), _ = await self._find_live_files(paths)
         joined_view = TableView(view.manifests, view.blocks, deletes.view.manifests, deletes.view.blocks)
-        find = partial(self._find_pairs, joined_view, entry_ids, deletes, vectors=vectors)
+        find = partial(self._find_pairs, joined_view, entry_ids, deletes, includes_vectors=includes_vectors)
         pairs = await run_by_count(joined_view.file_count + joined_view.delete_file_count, find)
         matching_pair = await find_first_match(self._files, joined_view, self._metadata, pairs)
         if matching_pair is not None:
@@ -291,7 +300,7 @@ class ConflictCheck:
             )
 
     def _find_pairs(
-        self, joined_view: TableView, entry_ids: Longs, deletes: AddedFiles, *, vectors: bool
+        self, joined_view: TableView, entry_ids: Longs, deletes: SelectedFiles, *, includes_vectors: bool
     ) -> list[tuple[int, int]]:
         """Return pairs of a data file and a delete file that applies to it.
 
@@ -299,7 +308,7 @@ class ConflictCheck:
             joined_view: A view of the data files and the delete files.
             entry_ids: The entry ids of the data files.
             deletes: The delete files.
-            vectors: See `_refuse_matching`.
+            includes_vectors: Whether deletion vectors and equality deletes count, in addition to position delete files.
 
         Returns:
             The entry id of the data file, and the position of the delete file among the view's delete files.
@@ -310,7 +319,7 @@ class ConflictCheck:
             (entry_id, delete)
             for entry_id, deletes_of_file in zip(entry_ids.tolist(), index.find_deletes(entry_ids), strict=True)
             for delete in sorted(selected_deletes.intersection(deletes_of_file))
-            if vectors or _is_position_delete_file(joined_view, delete)
+            if includes_vectors or _is_position_delete_file(joined_view, delete)
         ]
 
     async def _check_unnamed(self, history: History) -> None:
@@ -335,7 +344,7 @@ class ConflictCheck:
                 )
 
     def _find_possible_delete(
-        self, unnamed_deletes: Sequence[ContentFile], removed: AddedFiles
+        self, unnamed_deletes: Sequence[ContentFile], removed: SelectedFiles
     ) -> tuple[ContentFile, bytes] | None:
         """Return a position delete file and the path of a removed data file to which it may apply, or None.
 
@@ -371,7 +380,7 @@ class ConflictCheck:
         if not equality_deletes:
             return
         specs = {file.spec_id for file in equality_deletes}
-        files = await history.find_added(deletes=False, replaced=True)
+        files = await history.find_added(deletes=False, include_compacted=True)
         selection = files.selection.copy()
         for number in np.flatnonzero(selection.state).tolist():
             block = files.view.blocks[number]
@@ -380,7 +389,7 @@ class ConflictCheck:
         partitions = await run_by_count(len(equality_deletes), partial(list_partitions, equality_deletes))
         scope = ReadScope(partitions=partitions)
         description = "wrote rows with a partition spec that none of the equality deletes has"
-        await self._refuse_in_scope(AddedFiles(files.view, selection), scope, description)
+        await self._refuse_in_scope(SelectedFiles(files.view, selection), scope, description)
 
     def _list_partitioned_equality_deletes(self) -> list[ContentFile]:
         """Return the equality delete files of the change, or nothing if one of them has no partition.
@@ -390,7 +399,7 @@ class ConflictCheck:
         deletes = [file for file in self._change.deletes if file.content == EQUALITY_DELETES]
         return deletes if all(file.partition for file in deletes) else []
 
-    async def _check_scope(self, history: History, deletes: AddedFiles, scope: ReadScope) -> None:
+    async def _check_scope(self, history: History, deletes: SelectedFiles, scope: ReadScope) -> None:
         """Refuse the change if other commits have added or removed rows of a scope.
 
         Args:
@@ -399,7 +408,7 @@ class ConflictCheck:
             scope: The rows that the change has read or replaces.
         """
         added = await history.find_added(deletes=False)
-        await self._refuse_in_scope(added, scope, "added rows that the change may have to read", stats=True)
+        await self._refuse_in_scope(added, scope, "added rows that the change may have to read", are_data_files=True)
         await self._refuse_in_scope(deletes, scope, "added deletes of rows that the change has read")
         for are_deletes in (False, True):
             for removed in await history.find_removed(deletes=are_deletes, replaced=False):
@@ -410,30 +419,32 @@ class ConflictCheck:
                         "compute the change again from the current snapshot",
                     )
                 description = "removed files that the change has read"
-                await self._refuse_in_scope(removed.files, scope, description, stats=not are_deletes)
+                await self._refuse_in_scope(removed.files, scope, description, are_data_files=not are_deletes)
 
     async def _refuse_in_scope(
-        self, files: AddedFiles, scope: ReadScope, description: str, *, stats: bool = False
+        self, files: SelectedFiles, scope: ReadScope, description: str, *, are_data_files: bool = False
     ) -> None:
         """Check that no file may contain or delete rows of the scope.
 
         Args:
             description: Describes the files in the error message.
-            stats: Whether the column bounds of the files describe rows that they contain. The bounds of delete files do
-                not.
+            are_data_files: Whether the files are data files. Their column bounds describe the rows that they contain.
+                The bounds of delete files do not.
             files: Files that other commits have added or removed.
             scope: The rows that the change has read or replaces.
 
         Raises:
             Collision: A file may contain or delete rows of the scope.
         """
-        select_in_scope = partial(self._select_in_scope, files, scope, stats=stats)
+        select_in_scope = partial(self._select_in_scope, files, scope, are_data_files=are_data_files)
         # A thread evaluates the filter, because it may have two hundred thousand values.
         is_short = scope.bound in (None, TRUE) and files.selection.count() + len(scope.partitions) <= _IN_LOOP_FILES_MAX
         rows = select_in_scope() if is_short else await asyncio.to_thread(select_in_scope)
         if len(rows) and scope.bound is not None:
-            exclude = exclude_data if stats else exclude_deletes
-            rows = (await exclude(self._files, _select_entries(files, rows), scope.bound)).selection.list_entry_ids()
+            keep_matching = keep_matching_data if are_data_files else keep_matching_deletes
+            rows = (
+                await keep_matching(self._files, _select_entries(files, rows), scope.bound)
+            ).selection.list_entry_ids()
         if len(rows):
             block, local = files.view.locate(int(rows[0]))
             raise Collision(
@@ -442,7 +453,7 @@ class ConflictCheck:
                 f"{block.read_text('file_path', local)}. Compute the change again from the current snapshot",
             )
 
-    def _select_in_scope(self, files: AddedFiles, scope: ReadScope, *, stats: bool) -> Longs:
+    def _select_in_scope(self, files: SelectedFiles, scope: ReadScope, *, are_data_files: bool) -> Longs:
         """Return the entry ids of the files that may contain or delete rows of the scope, int64[files].
 
         A scope with a filter is compared with the partitions and, for data files, with the column bounds. Any other
@@ -457,7 +468,7 @@ class ConflictCheck:
                     if spec.spec_id in files.view.specs
                 }
                 narrow_by_partition(selection, by_spec, never_expires)
-                if stats:
+                if are_data_files:
                     narrow_by_stats(selection, scope.bound, never_expires)
             return selection.list_entry_ids()
         rows = selection.list_entry_ids()
@@ -510,13 +521,13 @@ def find_first_between(paths: Sequence[bytes], file: ContentFile) -> bytes | Non
     return paths[position] if position < len(paths) and (high is None or paths[position] <= high) else None
 
 
-def _select_entries(files: AddedFiles, entry_ids: Longs) -> AddedFiles:
+def _select_entries(files: SelectedFiles, entry_ids: Longs) -> SelectedFiles:
     """Return the files with these entry ids, as a selection of the same view."""
     mask = np.zeros(files.view.file_count, dtype=np.uint8)
     mask[files.view.find_positions(entry_ids)] = 1
     selection = files.selection.copy()
     selection.intersect(mask)
-    return AddedFiles(files.view, selection)
+    return SelectedFiles(files.view, selection)
 
 
 def _is_position_delete_file(view: TableView, delete: int) -> bool:

@@ -29,10 +29,10 @@ _DATA = 0
 """The content of a manifest of data files."""
 
 
-class AddedFiles(NamedTuple):
-    """A set of data files or delete files, as a selection of the files of a view.
+class SelectedFiles(NamedTuple):
+    """A set of data files or delete files that snapshots added or removed, as a selection of the files of a view.
 
-    A view is the list of files in some manifests. `RemovedFiles` uses this form as well.
+    A view is the list of files in some manifests.
     """
 
     view: TableView
@@ -52,7 +52,7 @@ class RemovedFiles(NamedTuple):
 
     snapshot: Snapshot
     deletes: bool
-    files: AddedFiles | None
+    files: SelectedFiles | None
 
 
 class HistoryTooLong(Exception):
@@ -104,15 +104,15 @@ class History:
         """Return the snapshots that have changed rows."""
         return tuple(snapshot for snapshot in self.snapshots if self._operations[snapshot.snapshot_id] != REPLACE)
 
-    async def find_added(self, *, deletes: bool, replaced: bool = False) -> AddedFiles:
+    async def find_added(self, *, deletes: bool, include_compacted: bool = False) -> SelectedFiles:
         """Return the data files or delete files that the snapshots have added.
 
         Args:
             deletes: Whether to return delete files instead of data files.
-            replaced: Whether to include the files that compactions added.
+            include_compacted: Whether to include the files that compactions added.
         """
         manifests: list[ManifestFile] = []
-        snapshots = self.snapshots if replaced else self._list_changing_snapshots()
+        snapshots = self.snapshots if include_compacted else self._list_changing_snapshots()
         for snapshot in snapshots:
             manifests += [
                 manifest
@@ -122,17 +122,17 @@ class History:
         view = TableView(manifests, await self._manifests.read_blocks(manifests))
         selection = FileSelection.select_all(view)
         keep_appended_files(selection, {snapshot.snapshot_id for snapshot in snapshots})
-        return AddedFiles(view, selection)
+        return SelectedFiles(view, selection)
 
-    def select_writing_deletes(self, deletes: AddedFiles) -> AddedFiles:
-        """Return the delete files whose snapshots may also have added data files.
+    def select_deletes_of_rewrites(self, deletes: SelectedFiles) -> SelectedFiles:
+        """Return the delete files whose snapshots may have rewritten the deleted rows to new data files.
 
-        A snapshot with the operation `delete` only removes rows, so it has rewritten none.
+        A snapshot with the operation `delete` adds no data files, so it has rewritten no rows.
         """
         ids = {snapshot_id for snapshot_id, operation in self._operations.items() if operation != DELETE}
         selection = deletes.selection.copy()
         keep_appended_files(selection, ids)
-        return AddedFiles(deletes.view, selection)
+        return SelectedFiles(deletes.view, selection)
 
     async def find_removed(self, *, deletes: bool, replaced: bool) -> list[RemovedFiles]:
         """Return the data files or delete files that the snapshots have removed.
@@ -153,11 +153,11 @@ class History:
             removals.append(RemovedFiles(snapshot, deletes, files))
         return removals
 
-    async def _read_removed_files(self, snapshot: Snapshot, parent: Snapshot, deletes: bool) -> AddedFiles:
-        """Return the files that a snapshot removed.
+    async def _read_removed_files(self, snapshot: Snapshot, parent: Snapshot, deletes: bool) -> SelectedFiles:
+        """Return the data files that a snapshot removed, or the delete files if `deletes` is True.
 
         A removed file is in a manifest that only the parent lists, and in no manifest that the snapshot added. A
-        rewrite of manifests moves the entries of other files to new manifests.
+        manifest that only the parent lists may also have other files: the snapshot lists them in its new manifests.
         """
         listed_paths = {manifest.manifest_path for manifest in await self._manifests.read_list(snapshot)}
         dropped_manifests = [
@@ -175,7 +175,7 @@ class History:
         own_blocks = await self._manifests.read_blocks(own_manifests)
         view = TableView(dropped_manifests, await self._manifests.read_blocks(dropped_manifests))
         rows = view.file_count + sum(block.rows for block in own_blocks)
-        return AddedFiles(view, await run_by_count(rows, partial(_select_missing, view, own_blocks)))
+        return SelectedFiles(view, await run_by_count(rows, partial(_select_missing, view, own_blocks)))
 
     async def _list_own_manifests(self, snapshot: Snapshot) -> list[ManifestFile]:
         """Return the manifests that the snapshot added."""

@@ -34,7 +34,7 @@ from seamark.formats.index.keys.arrow_keys import convert_to_keys
 from seamark.formats.index.keys.delete_files import EQUALITY, DeletedKeys, decode_delete_content
 from seamark.formats.index.keys.hashing import hash_halves
 from seamark.formats.runtime.errors import SeamarkError
-from seamark.metaserver.commit.conflicts.history import AddedFiles
+from seamark.metaserver.commit.conflicts.history import SelectedFiles
 from seamark.metaserver.commit.snapshots.manifests import CheckPaths
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.objects.port import ObjectStore
@@ -71,7 +71,7 @@ class _File(NamedTuple):
     """The part of the scope on the columns of the file."""
 
 
-async def exclude_deletes(source: CheckedFiles, added: AddedFiles, bound: Expression) -> AddedFiles:
+async def keep_matching_deletes(source: CheckedFiles, added: SelectedFiles, bound: Expression) -> SelectedFiles:
     """Return the deletes, without the equality deletes that remove no row for which `bound` is true.
 
     Bounds are compared first. Then the values of the key columns in the remaining files are read.
@@ -83,10 +83,10 @@ async def exclude_deletes(source: CheckedFiles, added: AddedFiles, bound: Expres
     """
     selection, compared_files = await asyncio.to_thread(_select_deletes, added, bound)
     await _drop_disjoint(source, selection, compared_files)
-    return AddedFiles(added.view, selection)
+    return SelectedFiles(added.view, selection)
 
 
-def _select_deletes(added: AddedFiles, bound: Expression) -> tuple[FileSelection, list[_File]]:
+def _select_deletes(added: SelectedFiles, bound: Expression) -> tuple[FileSelection, list[_File]]:
     """Select delete files by their bounds.
 
     Returns:
@@ -107,7 +107,7 @@ def _select_deletes(added: AddedFiles, bound: Expression) -> tuple[FileSelection
     return selection, compared_files
 
 
-async def exclude_data(source: CheckedFiles, added: AddedFiles, bound: Expression) -> AddedFiles:
+async def keep_matching_data(source: CheckedFiles, added: SelectedFiles, bound: Expression) -> SelectedFiles:
     """Return the data files that may have a row for which `bound` is true.
 
     The caller has already compared partitions and bounds, so this function reads the files. With too many files, it
@@ -115,14 +115,14 @@ async def exclude_data(source: CheckedFiles, added: AddedFiles, bound: Expressio
     """
     selection = added.selection.copy()
     if selection.count() > FILES_MAX:
-        return AddedFiles(added.view, selection)
+        return SelectedFiles(added.view, selection)
     condition = await asyncio.to_thread(_restrict_condition, bound, None)
     if condition != TRUE:
         candidates = [
             _describe_file(added.view, position, condition) for position in selection.list_positions().tolist()
         ]
         await _drop_disjoint(source, selection, candidates)
-    return AddedFiles(added.view, selection)
+    return SelectedFiles(added.view, selection)
 
 
 def _restrict_condition(bound: Expression, columns: Iterable[int] | None) -> Expression:
@@ -140,7 +140,7 @@ def _restrict_condition(bound: Expression, columns: Iterable[int] | None) -> Exp
     return replace_predicates(bound, restrict)
 
 
-def _group_equality_deletes(files: AddedFiles) -> dict[tuple[int, ...], list[int]]:
+def _group_equality_deletes(files: SelectedFiles) -> dict[tuple[int, ...], list[int]]:
     """Return the positions of the selected equality deletes, grouped by their key columns.
 
     The key columns are the columns whose values a delete file compares.
@@ -170,7 +170,7 @@ def _make_position_mask(view: TableView, positions: Iterable[int], *, value: boo
     return mask
 
 
-def _select_files(files: AddedFiles, positions: Iterable[int]) -> FileSelection:
+def _select_files(files: SelectedFiles, positions: Iterable[int]) -> FileSelection:
     selection = files.selection.copy()
     selection.intersect(_make_position_mask(files.view, positions, value=True))
     return selection

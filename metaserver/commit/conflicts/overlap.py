@@ -13,7 +13,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import gcd
 from typing import NamedTuple
 
-from seamark.formats.iceberg.expressions.ranges import find_stored_as_int, is_ordered, is_rounded
+from seamark.formats.iceberg.expressions.ranges import (
+    find_overflowed_truncation,
+    keeps_order,
+    may_be_stored_one_too_high,
+)
 from seamark.formats.iceberg.manifests.content_file import list_partition_types
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.types.transforms import (
@@ -75,7 +79,7 @@ class PartitionOverlap:
         if spec is None:
             raise BadRequest(f"The table has no partition spec {spec_id}")
         kinds = list_partition_types(self._metadata, spec)
-        # No field has the id 0, so the constraints leave out fields without an id.
+        # No field has the id 0, so `list_constraints` leaves out fields without an id.
         fields = (
             PartitionFieldValue(field.field_id or 0, kind, value)
             for field, kind, value in zip(spec.fields, kinds, values, strict=True)
@@ -83,7 +87,7 @@ class PartitionOverlap:
         return PartitionTuple(spec_id, tuple(fields))
 
     def has_all_field_ids(self, spec_id: int) -> bool:
-        """Return whether all fields of the spec have ids, so that the constraints describe the partition completely."""
+        """Return whether all fields of the spec have ids, which `list_constraints` needs to describe a partition."""
         spec = self._metadata.spec(spec_id)
         return spec is not None and len(self._fields[spec_id]) == len(spec.fields)
 
@@ -145,7 +149,9 @@ class Targets:
         *,
         default: bool,
     ) -> Iterator[bool]:
-        """Compare a partition with the targets of each spec, and yield one result for each spec.
+        """Compare a partition with the targets of each partition spec, and yield one result for each spec.
+
+        The targets are the partitions of this object, which many other partitions are compared with.
 
         If the partition and the targets of a spec have the same fields, they overlap only if they are equal, so a
         lookup is sufficient. Otherwise, each target is compared.
@@ -217,10 +223,10 @@ def _contradicts(exact: _Constraint, other: _Constraint) -> bool:
     if transform_result is None or transform_result == other.value:
         return False
     # Some writers store a wrapped 32-bit number, or round negative times towards zero. Such values do not contradict.
-    int_form = find_stored_as_int(other.transform, exact.kind)
-    if int_form is not None and (transform_result, other.value) == (int_form.exact, int_form.wrapped):
+    overflowed = find_overflowed_truncation(other.transform, exact.kind)
+    if overflowed is not None and (transform_result, other.value) == (overflowed.exact, overflowed.wrapped):
         return False
-    may_be_rounded = is_rounded(other.transform, exact.kind) and int(transform_result) < 0
+    may_be_rounded = may_be_stored_one_too_high(other.transform, exact.kind) and int(transform_result) < 0
     return not (may_be_rounded and other.value == int(transform_result) + 1)
 
 
@@ -251,7 +257,7 @@ def _implies(premise: _Constraint, conclusion: _Constraint) -> bool:
 
 
 def _apply_transform(transform: str, kind: str, value: Value) -> Value | None:
-    if get_transform_name(transform) == "truncate" and not is_ordered(transform, kind):
+    if get_transform_name(transform) == "truncate" and not keeps_order(transform, kind):
         return None  # Writers implement this transform differently (`ranges.py`).
     try:
         return compute_transform(transform, kind, value)

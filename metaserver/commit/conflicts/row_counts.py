@@ -110,11 +110,12 @@ async def _count_deleted_rows(
         return None
     blocks = await manifests.read_blocks(deletes)
     return await run_by_count(
-        len(to_remove.files) + sum(block.rows for block in blocks), partial(_sum_rows, blocks, to_remove)
+        len(to_remove.files) + sum(block.rows for block in blocks),
+        partial(_count_rows_of_applicable_deletes, blocks, to_remove),
     )
 
 
-def _sum_rows(blocks: Sequence[Block], to_remove: FilesToRemove) -> int | None:
+def _count_rows_of_applicable_deletes(blocks: Sequence[Block], to_remove: FilesToRemove) -> int | None:
     """Return the number of rows of the delete files that may apply to removed data files, or None if it is unknown.
 
     An equality delete may remove any number of rows. A position delete file without a data file may apply to any file,

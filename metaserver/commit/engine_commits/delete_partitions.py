@@ -80,7 +80,9 @@ def get_referenced_path(file: ContentFile) -> str | None:
     return None
 
 
-def move_deletes(entries: Sequence[ManifestEntry], data_files: Mapping[str, ContentFile]) -> list[ManifestEntry]:
+def assign_partitions_to_deletes(
+    entries: Sequence[ManifestEntry], data_files: Mapping[str, ContentFile]
+) -> list[ManifestEntry]:
     """Give added deletes the partition of their data file.
 
     Readers apply deletes only to data files of the same partition.
@@ -92,7 +94,7 @@ def move_deletes(entries: Sequence[ManifestEntry], data_files: Mapping[str, Cont
     Returns:
         The entries in the same order. Their files may have different specs.
     """
-    moved_entries: list[ManifestEntry] = []
+    assigned_entries: list[ManifestEntry] = []
     for entry in entries:
         path = get_referenced_path(entry.file) if entry.status == ADDED else None
         data_file = None if path is None else data_files.get(path)
@@ -102,8 +104,8 @@ def move_deletes(entries: Sequence[ManifestEntry], data_files: Mapping[str, Cont
                 entry.file, spec_id=data_file.spec_id, partition=data_file.partition, referenced_data_file=path
             )
             entry = structs.replace(entry, file=file)
-        moved_entries.append(entry)
-    return moved_entries
+        assigned_entries.append(entry)
+    return assigned_entries
 
 
 async def find_data_files(

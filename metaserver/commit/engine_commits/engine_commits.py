@@ -62,7 +62,13 @@ from seamark.metaserver.commit.engine_commits.rebase import (
     rebase_snapshot,
 )
 from seamark.metaserver.commit.engine_commits.removed_specs import check_removed_specs
-from seamark.metaserver.commit.publication import CommitEvent, PreparedCommit, Publisher, Races, make_pointer_moved
+from seamark.metaserver.commit.publication import (
+    CommitEvent,
+    PreparedCommit,
+    Publisher,
+    Races,
+    make_pointer_moved_error,
+)
 from seamark.metaserver.commit.removed_files import check_stored_snapshots
 from seamark.metaserver.store.model import Entry, EntryKind, Instant, NamespacePath
 from seamark.metaserver.store.operations import CheckFence, Operation
@@ -84,9 +90,12 @@ class _Commit(msgspec.Struct, frozen=True):
     fingerprint: str | None
     """The hash by which a repeat of the commit is found, or None if the commit adds no snapshot."""
     manifests: CommitManifests
-    """Reads the manifests of the tables and of the engine."""
+    """Reads the manifests of committed snapshots, and the manifests that the engine has written for this commit."""
     fresh_snapshot: Snapshot | None
-    """The fresh snapshot of a stream on which the only snapshot of the commit is based."""
+    """The fresh snapshot on which the only snapshot of the commit is based, or None.
+
+    A fresh snapshot also has rows of a stream that no committed snapshot has.
+    """
     fences: Sequence[CheckFence]
     """The checks of leases that the transaction contains. They fail if this process has lost a lease."""
     examined: Mapping[tuple[NamespacePath, str], ExaminedTable]
@@ -137,8 +146,9 @@ class EngineCommits:
             name: The name of the table.
             requirements: The requirements of the commit.
             updates: The updates.
-            fresh_snapshot: The fresh snapshot of a stream on which the added snapshot is based, or None. An append is
-                moved onto the head, without the fresh files of the stream. Any other commit is refused.
+            fresh_snapshot: The fresh snapshot on which the added snapshot is based, or None. A fresh snapshot also has
+                files with rows of a stream that no committed snapshot has. An append is rebased onto the current
+                snapshot, without these files. Any other commit is refused.
             fences: The checks of leases that the transaction of the commit contains.
             examined: The tables whose streams were prepared for the commit, by name. The commit is refused if a name
                 refers to another table now.
@@ -162,9 +172,10 @@ class EngineCommits:
         """Commit updates of several tables in one transaction of the store. See `commit`.
 
         Args:
-            fresh_snapshot: See `commit_table`. It must be None for several tables.
-            fences: See `commit_table`.
-            examined: See `commit_table`.
+            fresh_snapshot: The snapshot with uncommitted rows of a stream on which the change of a single table is
+                based, or None. It must be None for several tables.
+            fences: The checks of leases that the transaction of the commit contains.
+            examined: The tables whose streams were prepared for the commit, by name.
             caller: The principal that commits.
             changes: The changes, at least one.
         """
@@ -198,7 +209,7 @@ class EngineCommits:
             assert loaded_table.entry is not None
             if uuids <= {loaded_table.entry.uuid.lower()}:
                 return loaded_table
-        raise make_pointer_moved(namespace, name)
+        raise make_pointer_moved_error(namespace, name)
 
     async def commit(
         self,
@@ -216,9 +227,9 @@ class EngineCommits:
             caller: The principal that commits.
             changes: The updates and requirements of each table.
             is_single: Whether the answer to a repeated request is the table, instead of an empty 204.
-            fresh_snapshot: See `commit_table`.
-            fences: See `commit_table`.
-            examined: See `commit_table`.
+            fresh_snapshot: The snapshot with uncommitted rows of a stream on which the change is based, or None.
+            fences: The checks of leases that the transaction of the commit contains.
+            examined: The tables whose streams were prepared for the commit, by name.
 
         Raises:
             NoSuchTable: A table does not exist, and its updates do not create it.
@@ -237,7 +248,7 @@ class EngineCommits:
         parse = partial(_parse_changes, changes)
         tables, fingerprint = await context.large.run_by_size(caller.principal_name, caller.request_bytes, parse)
         if any(table.added_snapshots or table.removed_snapshot_ids for table in tables):
-            await self._plans.drop_overtaken(tables)
+            await self._plans.drop_plans_of_removed_snapshots(tables)
         manifests = CommitManifests(context, self._published)
         commit = _Commit(
             caller, tables, is_single, context.clock.now_ms(), fingerprint, manifests, fresh_snapshot, fences, examined
@@ -267,7 +278,7 @@ class EngineCommits:
         caller, tables = commit.caller, commit.tables
         async with self.publisher.lock_all(names):
             try:
-                async with self.publisher.count_races() as races:
+                async with self.publisher.make_race_counter() as races:
                     outcome = await self._publish_with_retries(commit, races)
             except AlreadyCommitted as repeat:
                 return repeat.outcome
@@ -344,12 +355,12 @@ class EngineCommits:
         The list is empty if the request has no key.
         """
         if not commit.is_single:
-            return self._context.remember(commit.caller, status=204)
+            return self._context.make_answer_record(commit.caller, status=204)
         location = prepared_commits[0].location
         if not location:  # Nothing has changed.
             assert prepared_commits[0].entry is not None
             location = prepared_commits[0].entry.metadata_location
-        return self._context.remember(commit.caller, status=200, metadata_location=location)
+        return self._context.make_answer_record(commit.caller, status=200, metadata_location=location)
 
     async def _prepare(self, commit: _Commit, table: TableCommit) -> PreparedCommit:
         """Apply the updates of one table to its current metadata, and prepare the publication."""
@@ -360,6 +371,7 @@ class EngineCommits:
         updates = table.updates
         try:
             if commit.fresh_snapshot is not None:
+                # The table does not have the parent of the added snapshot, so the commit must be rebased below.
                 raise CommitConflict(
                     "The snapshot is based on rows of a stream that are in no snapshot, and it cannot be moved onto "
                     "the table's current snapshot; load the table again"
@@ -394,6 +406,7 @@ class EngineCommits:
         corrected_updates = await self._correct(commit, entry, base, metadata, updates, rebased_updates)
         if corrected_updates is None:
             return prepared_commit
+        # The correction has changed the manifest lists of the snapshots, so prepare the publication again.
         metadata, files = await self._apply(commit, base, corrected_updates.updates), corrected_updates.files
         return await self.publisher.prepare(caller, full_name, entry, base, metadata, events=events, files=files)
 
@@ -521,7 +534,7 @@ class EngineCommits:
         documents = self._context.documents
         entry = await self._context.store.load_entry(EntryKind.TABLE, table.namespace, table.name)
         if entry is None or entry.uuid != instant.uuid:
-            raise make_pointer_moved(table.namespace, table.name)
+            raise make_pointer_moved_error(table.namespace, table.name)
         committed_entry = msgspec.structs.replace(
             entry, metadata_location=instant.metadata_location or entry.metadata_location
         )
@@ -542,7 +555,8 @@ def _check_examined(examined: ExaminedTable | None, entry: Entry | None, full_na
         full_name: The namespace and the name.
 
     Raises:
-        CommitConflict: The name refers to another table, or the commit was refused and the table has changed.
+        CommitConflict: The name refers to another table. Or the preparation of the stream found that the table does not
+            allow the commit, and the table has changed since.
     """
     if examined is None:
         return

@@ -44,16 +44,16 @@ from seamark.formats.runtime.errors import BadRequest, RetryLater, SeamarkError
 from seamark.metaserver.commit.change_requests.change_body import APPEND
 from seamark.metaserver.commit.engine_commits.commit_manifests import CommitManifests, ManifestReaders
 from seamark.metaserver.commit.engine_commits.delete_partitions import (
+    assign_partitions_to_deletes,
     find_data_files,
     get_referenced_path,
     has_other_spec,
     has_suspicious_partitions,
-    move_deletes,
 )
 from seamark.metaserver.commit.engine_commits.lost_vectors import read_lost_vectors, select_candidates
 from seamark.metaserver.commit.engine_commits.rebase import RevisedUpdates
 from seamark.metaserver.commit.snapshots.manifest_filter import drop_dead_manifests, find_used_puffins, make_file_key
-from seamark.metaserver.commit.snapshots.manifest_merge import can_be_written
+from seamark.metaserver.commit.snapshots.manifest_merge import can_encode_partitions
 from seamark.metaserver.commit.snapshots.manifests import MANIFESTS_CONCURRENT_MAX, Manifests
 from seamark.metaserver.commit.snapshots.snapshot_writer import HeldFiles, SnapshotWriter, StoredManifest
 from seamark.metaserver.runtime.gathering import gather
@@ -130,7 +130,8 @@ class ManifestCorrections:
         """
         revised_updates: list[Update] = []
         files = dict(rebased_updates.files if rebased_updates else ())
-        listed = rebased_updates.listed if rebased_updates else None
+        # The manifest list of a rebased snapshot is not written yet, so its manifests are passed to the corrections.
+        rebased_manifests = rebased_updates.listed if rebased_updates else None
         is_changed = False
         new_ids = frozenset(update.snapshot.snapshot_id for update in updates if isinstance(update, AddSnapshot))
         for update in updates:
@@ -142,12 +143,13 @@ class ManifestCorrections:
             readers = manifests.with_checks(uuid, _MEMORY_BYTES)
             correction = _Correction(self._clock, readers, folder, metadata, new_ids)
             # First, because the other corrections cannot read a manifest that contradicts its manifest list.
-            moved_files = await correction.correct_delete_partitions(snapshot, listed)
+            moved_files = await correction.correct_delete_partitions(snapshot, rebased_manifests)
             snapshot = _replace_list(snapshot, files, moved_files)
             if base is not None:
                 parent = _find_published_ancestor(snapshot, metadata, base)
-                listed_now = None if moved_files else listed
-                correction_files = await correction.keep_shared_puffins(snapshot, parent, listed_now)
+                # After a correction, the manifest list of the snapshot can be read.
+                unwritten_manifests = None if moved_files else rebased_manifests
+                correction_files = await correction.keep_shared_puffins(snapshot, parent, unwritten_manifests)
                 snapshot = _replace_list(snapshot, files, correction_files)
             snapshot = _replace_list(snapshot, files, await correction.correct_metrics(snapshot))
             if snapshot.manifest_list != update.snapshot.manifest_list:
@@ -203,7 +205,8 @@ class _Correction:
         try:
             manifest_files = await self._own_manifests.read_list(snapshot) if manifest_files is None else manifest_files
             removals = await self._read_removals(manifest_files)
-            # DuckDB 1.5.5 does not write its own snapshot id into these entries.
+            # Do not select the entries by their snapshot id, because DuckDB 1.5.5 does not write the id of its
+            # snapshot.
             marks = [entry for entries in removals.values() for entry in entries if entry.file.is_deletion_vector]
             removed_keys = {make_file_key(entry.file) for entry in marks}
             if not removed_keys:
@@ -233,12 +236,13 @@ class _Correction:
         old_manifests: Sequence[ManifestFile],
         new_manifests: Sequence[ManifestFile],
     ) -> list[ManifestEntry]:
-        """Return the entries of the vectors that the snapshot removes by mistake.
+        """Return the entries of the deletion vectors that the snapshot removes by mistake.
 
-        A data file with a vector in the new manifests has a successor of its removed vector. See `select_candidates`.
+        If the new manifests have a vector for a data file, they replace its old vector on purpose. Other vectors of the
+        same Puffin file may be removed by mistake (`select_candidates`).
 
         Args:
-            marks: The entries of vectors with the status DELETED.
+            marks: The entries of deletion vectors with the status DELETED.
             parent_manifests: The manifests of the parent.
             old_manifests: The manifests of the snapshot that its parent has too.
             new_manifests: The other manifests of the snapshot.
@@ -270,7 +274,7 @@ class _Correction:
                 and manifest.added_snapshot_id in self._new_ids
                 and manifest.deleted_files_count != 0
                 and manifest.key_metadata is None
-                and can_be_written(self._metadata, manifest.partition_spec_id)
+                and can_encode_partitions(self._metadata, manifest.partition_spec_id)
             ):
                 removals[manifest.manifest_path] = await self._own_manifests.read_removals(manifest, self._metadata)
         return removals
@@ -285,10 +289,12 @@ class _Correction:
     ) -> Files:
         """Write the manifests without the DELETED entries of files in use, and write the manifest list.
 
+        The new manifest list also has manifests for vectors that were removed by mistake, so that these stay live.
+
         Args:
             removals: The DELETED entries of each manifest, by its path.
             in_use: The paths of the Puffin files with other live vectors.
-            lost_vectors: The entries of the vectors that stay live in spite of their marks.
+            lost_vectors: The live entries of the vectors that the snapshot removes by mistake.
         """
         files, writer = self._open_writer(snapshot)
         manifests: list[ManifestFile] = []
@@ -309,7 +315,7 @@ class _Correction:
             stored_manifest = await writer.write_manifest(
                 entries, self._metadata, manifest.partition_spec_id, DELETE_MANIFEST
             )
-            manifests.append(_describe_copy(stored_manifest, manifest))
+            manifests.append(_describe_corrected_manifest(stored_manifest, manifest))
         for spec_id in sorted({entry.file.spec_id for entry in lost_vectors}):
             entries = [entry for entry in lost_vectors if entry.file.spec_id == spec_id]
             stored_manifest = await writer.write_manifest(entries, self._metadata, spec_id, DELETE_MANIFEST)
@@ -328,14 +334,14 @@ class _Correction:
 
         Args:
             snapshot: The new snapshot.
-            manifest_files: See `keep_shared_puffins`.
+            manifest_files: The manifests of the snapshot if its manifest list is not written yet, otherwise None.
 
         Returns:
             The files to write. The list is empty if the snapshot needs no correction or cannot be read.
 
         Raises:
             BadRequest: The partition of a data file cannot be written.
-            RetryLater: See `keep_shared_puffins`.
+            RetryLater: The storage does not answer. Without the correction, deleted rows could come back.
         """
         if snapshot.manifest_list is None or len(self._metadata.partition_specs) == 1:
             return []
@@ -343,16 +349,21 @@ class _Correction:
             return []
         try:
             manifest_files = await self._own_manifests.read_list(snapshot) if manifest_files is None else manifest_files
-            moved_entries = await self._move_deletes(snapshot, manifest_files)
-            return await self._write_moved(snapshot, manifest_files, moved_entries) if moved_entries else []
+            corrected_entries = await self._assign_partitions(snapshot, manifest_files)
+            return (
+                await self._write_corrected_partitions(snapshot, manifest_files, corrected_entries)
+                if corrected_entries
+                else []
+            )
         except _ImpossibleValue as error:
             raise BadRequest(str(error)) from None
         except RetryLater:
             raise
         except (SeamarkError, ValueError):
-            return []  # As in `correct_metrics`.
+            # After a refusal, the engine could not repair a file that the server cannot read.
+            return []
 
-    async def _move_deletes(
+    async def _assign_partitions(
         self, snapshot: Snapshot, manifest_files: Sequence[ManifestFile]
     ) -> dict[str, list[ManifestEntry]]:
         """Return the corrected entries of the manifests whose deletes have wrong partitions, by the manifest's path.
@@ -378,43 +389,54 @@ class _Correction:
         old_manifests = [manifest for manifest in manifest_files if manifest.manifest_path not in new_paths]
         data_files = await find_data_files(self._published, old_manifests, data_paths, self._metadata)
         data_files |= await find_data_files(self._own_manifests, new_manifests, data_paths, self._metadata)
-        moved_entries = {path: move_deletes(entries, data_files) for path, entries in entries_by_manifest.items()}
+        corrected_entries = {
+            path: assign_partitions_to_deletes(entries, data_files) for path, entries in entries_by_manifest.items()
+        }
         return {
             path: entries
-            for path, entries in moved_entries.items()
+            for path, entries in corrected_entries.items()
             if path in contradictory_paths or entries != entries_by_manifest[path]
         }
 
-    async def _write_moved(
+    async def _write_corrected_partitions(
         self,
         snapshot: Snapshot,
         manifest_files: Sequence[ManifestFile],
-        moved_entries: dict[str, list[ManifestEntry]],
+        corrected_entries: dict[str, list[ManifestEntry]],
     ) -> Files:
-        """Write a manifest for each spec of the corrected entries, and write the manifest list.
+        """Write the delete manifests whose deletes now have the partitions of their data files, and the manifest list.
 
-        Other manifests are listed without a change. A spec whose values cannot be encoded refuses the commit.
+        A manifest has files of one partition spec, so a corrected manifest may become several. Other manifests are
+        listed without a change.
+
+        Args:
+            snapshot: The new snapshot.
+            manifest_files: The manifests of the snapshot.
+            corrected_entries: The entries of each corrected manifest, by its path.
+
+        Raises:
+            _ImpossibleValue: The partition values of a spec cannot be encoded.
         """
         files, writer = self._open_writer(snapshot)
         find_type = DeclaredTypes(self._metadata)
         manifests: list[ManifestFile] = []
         for manifest in manifest_files:
-            if manifest.manifest_path not in moved_entries:
+            if manifest.manifest_path not in corrected_entries:
                 manifests.append(manifest)
                 continue
             by_spec: dict[int, list[ManifestEntry]] = {}
-            for entry in moved_entries[manifest.manifest_path]:
+            for entry in corrected_entries[manifest.manifest_path]:
                 repaired_entry = structs.replace(entry, file=repair_file(entry.file, find_type))
                 by_spec.setdefault(entry.file.spec_id, []).append(_inherit_numbers(repaired_entry))
             for spec_id, entries in by_spec.items():
-                if not can_be_written(self._metadata, spec_id):
+                if not can_encode_partitions(self._metadata, spec_id):
                     raise _ImpossibleValue(
                         f"The commit deletes rows of files with the partition spec {spec_id}, whose source column no "
                         "longer exists, but its delete files have another spec, so no reader would apply them. "
                         "DuckDB 1.5.5 writes such files: delete the rows with `seamark sql` or another engine"
                     )
                 stored_manifest = await writer.write_manifest(entries, self._metadata, spec_id, DELETE_MANIFEST)
-                manifests.append(_describe_copy(stored_manifest, manifest))
+                manifests.append(_describe_corrected_manifest(stored_manifest, manifest))
         await self._write_list(writer, snapshot, manifests)
         return files.files
 
@@ -468,6 +490,7 @@ class _Correction:
         paths_to_correct: set[str],
         find_type: FindType,
     ) -> Files:
+        """Write the manifests at the given paths again, with corrected metrics, and write the manifest list."""
         files, writer = self._open_writer(snapshot)
         manifests: list[ManifestFile] = []
         for manifest in manifest_files:
@@ -481,7 +504,7 @@ class _Correction:
             stored_manifest = await writer.write_manifest(
                 entries, self._metadata, manifest.partition_spec_id, manifest.content
             )
-            new_manifest = _describe_copy(stored_manifest, manifest)
+            new_manifest = _describe_corrected_manifest(stored_manifest, manifest)
             manifests.append(structs.replace(new_manifest, first_row_id=manifest.first_row_id))
         await self._write_list(writer, snapshot, manifests)
         return files.files
@@ -504,7 +527,8 @@ class _Correction:
 def _replace_list(snapshot: Snapshot, files: dict[str, bytes], list_files: Files) -> Snapshot:
     """Return the snapshot with the new manifest list, and add the written files to `files`, the files of the commit.
 
-    The manifest list is the last of `list_files`. A list that an earlier correction has written is no longer needed.
+    The manifest list is the last of `list_files`. It replaces the manifest list that the rebase or an earlier
+    correction of the same snapshot has added to `files`.
     """
     if not list_files:
         return snapshot
@@ -513,8 +537,11 @@ def _replace_list(snapshot: Snapshot, files: dict[str, bytes], list_files: Files
     return structs.replace(snapshot, manifest_list=list_files[-1][0])
 
 
-def _describe_copy(stored_manifest: StoredManifest, manifest: ManifestFile) -> ManifestFile:
-    """Return the entry of a corrected manifest in a manifest list, with the snapshot and the number of the original."""
+def _describe_corrected_manifest(stored_manifest: StoredManifest, manifest: ManifestFile) -> ManifestFile:
+    """Return the entry of a corrected manifest in a manifest list.
+
+    It has the snapshot id and the sequence number of the original manifest.
+    """
     assert manifest.added_snapshot_id is not None, "only manifests of the new snapshots are corrected"
     return stored_manifest.describe(manifest.added_snapshot_id, manifest.sequence_number)
 
@@ -563,7 +590,9 @@ def _needs_correction(
     """
     if manifest.content == DATA_MANIFEST:
         _check_truncated(manifest_rows, metadata)
-    if not has_unusable_metrics(manifest_rows, find_type) or not can_be_written(metadata, manifest.partition_spec_id):
+    if not has_unusable_metrics(manifest_rows, find_type) or not can_encode_partitions(
+        metadata, manifest.partition_spec_id
+    ):
         return False
     if metadata.format_version < ROW_LINEAGE_MIN_FORMAT_VERSION or manifest.content != DATA_MANIFEST:
         return True

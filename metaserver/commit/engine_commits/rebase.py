@@ -143,7 +143,7 @@ def find_snapshot_commit(base: TableMetadata, table: TableCommit) -> SnapshotCom
 
 
 class CannotRebase(Exception):
-    """Raised with the reason why a snapshot cannot be rebased, which means moved onto a newer head."""
+    """Raised with the reason why a snapshot cannot be rebased: changed so that it follows a newer current snapshot."""
 
 
 def can_rebase_appends(metadata: TableMetadata) -> bool:
@@ -192,7 +192,7 @@ async def rebase_snapshot(
             return None
         recorded_updates = await _read_recorded_updates(context, uuid, newer_snapshots)
         if recorded_updates == {MANIFESTS_REWRITTEN}:
-            return await rebase.move_over_rewrites()
+            return await rebase.rebase_onto_rewrites()
         if recorded_updates <= {MANIFESTS_REWRITTEN, FILES_REPLACED}:
             return await rebase.undo_replacements(newer_snapshots)
     except (CannotRebase, SeamarkError):
@@ -320,18 +320,18 @@ class _Rebase:
             snapshot = None if parent_id is None else self._base.snapshot(parent_id)
         return None if snapshot is None else newer_snapshots
 
-    async def move_over_rewrites(self) -> RevisedUpdates:
-        """Move the snapshot over snapshots that only rewrite manifests.
+    async def rebase_onto_rewrites(self) -> RevisedUpdates:
+        """Apply the client's snapshot on top of snapshots that only rewrite manifests.
 
-        The result lists the client's new manifests, and the manifests of the head for the files that the client has not
-        changed.
+        The result lists the client's new manifests. For files that the client has not changed, it lists the manifests
+        of the head, which is the current snapshot.
 
-        The kind of a manifest is its partition spec and content. If the client has replaced a manifest that was also
-        rewritten, the rewrite of this kind is dropped: the result lists the parent's manifests of this kind instead of
-        those of the head.
+        The kind of a manifest is its partition spec and content. The client may have replaced a manifest that was also
+        rewritten. The rewritten manifests of this kind are then not used: the result lists the parent's manifests of
+        this kind instead.
         """
         lists = await self._read_lists()
-        self._check_numbered(lists)
+        self._check_can_renumber(lists)
         dropped_paths = {manifest.manifest_path for manifest in lists.dropped}
         touched_kinds = {_get_kind(manifest) for manifest in lists.dropped if manifest.manifest_path not in lists.head}
         untouched_manifests = [
@@ -359,7 +359,7 @@ class _Rebase:
         files were removed, because no snapshot in the history records their removal.
         """
         lists = await self._read_lists()
-        self._check_numbered(lists)
+        self._check_can_renumber(lists)
         inherited_manifests = [manifest for path, manifest in lists.parent.items() if path in lists.own]
         renumbered_manifests = [self._renumber(manifest) for manifest in lists.added]
         parent = self._base.snapshot(self._commit.snapshot.parent_snapshot_id or 0)  # No snapshot has the id 0.
@@ -367,10 +367,11 @@ class _Rebase:
             [*renumbered_manifests, *inherited_manifests], len(inherited_manifests), parent, undone
         )
 
-    def _check_numbered(self, lists: _Lists) -> None:
-        """Check that the client's new manifests can get new numbers.
+    def _check_can_renumber(self, lists: _Lists) -> None:
+        """Check that the client's new manifests can get new sequence numbers and row ids.
 
-        They must have the sequence number of the client's snapshot, and all rows of the parent must have row ids.
+        They must have the id and the sequence number of the client's snapshot and a partition spec of the table. They
+        must not be encrypted, or be in the head already. All rows of the parent must have row ids.
 
         Raises:
             CannotRebase: A check fails.
@@ -385,7 +386,10 @@ class _Rebase:
                 and manifest.manifest_path not in lists.head
             )
             if not is_movable:
-                raise CannotRebase(f"{manifest.manifest_path} has numbers of another snapshot")
+                raise CannotRebase(
+                    f"{manifest.manifest_path} cannot get a new sequence number: it belongs to another snapshot, is "
+                    "encrypted, or has a partition spec that the table does not have, or the current snapshot lists it"
+                )
         if self._base.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION and any(
             manifest.content == 0 and manifest.first_row_id is None for manifest in lists.parent.values()
         ):
@@ -424,6 +428,11 @@ class _Rebase:
         return RevisedUpdates(updates, tuple(self._files.files), manifest_files)
 
     async def _read_lists(self) -> _Lists:
+        """Read the manifest lists of the client's snapshot, its parent, and the head.
+
+        Raises:
+            CannotRebase: The parent of the client's snapshot has expired.
+        """
         snapshot = self._commit.snapshot
         parent = self._fresh_snapshot
         if parent is None and snapshot.parent_snapshot_id is not None:
@@ -470,11 +479,15 @@ class _Rebase:
             )
 
     async def _select_own_manifests(self, lists: _Lists) -> tuple[list[ManifestFile], set[str]]:
-        """Return the manifests with the client's added files, and the paths of the head's manifests that they replace.
+        """Return the manifests that list the client's added files.
 
         If the client has merged manifests of its parent that another commit has merged since, the client's merge is
         undone: its added files get a new manifest, and the head's manifests keep the merged files. The merge is also
         undone if the merged rows have received row ids since.
+
+        Returns:
+            The manifests with the client's added files, and the paths of the manifests of the head that they replace.
+            The paths are empty if the client has merged no manifests, or if its merge is undone.
 
         Raises:
             CannotRebase: The manifests contain more than the client's added files and unchanged merged entries.
@@ -533,16 +546,16 @@ class _Rebase:
         return entry_lists
 
     def _renumber(self, manifest: ManifestFile) -> ManifestFile:
-        """Return the client's manifest with the moved snapshot's sequence number, which its entries inherit.
+        """Return the client's manifest with the sequence number of the rebased snapshot, which its entries inherit.
 
-        If the client's number is the lowest in the manifest, the lowest number changes as well. Otherwise it belongs to
-        an older file. The row ids are assigned again.
+        The lowest sequence number of a manifest may be that of the client's snapshot. Then it changes as well.
+        Otherwise it belongs to an older file. The row ids are assigned again.
         """
-        is_own = manifest.min_sequence_number == manifest.sequence_number
+        is_own_lowest = manifest.min_sequence_number == manifest.sequence_number
         return structs.replace(
             manifest,
             sequence_number=self._sequence_number,
-            min_sequence_number=self._sequence_number if is_own else manifest.min_sequence_number,
+            min_sequence_number=self._sequence_number if is_own_lowest else manifest.min_sequence_number,
             first_row_id=None,
         )
 
@@ -566,7 +579,7 @@ class _Rebase:
             )
         # Keep the current retention of the branch. The client has sent the retention that it read earlier.
         ref = structs.replace(self._ref, snapshot_id=snapshot.snapshot_id)
-        return AddSnapshot(rebased_snapshot), SetSnapshotRef.to_ref(self._commit.branch, ref)
+        return AddSnapshot(rebased_snapshot), SetSnapshotRef.build_for_ref(self._commit.branch, ref)
 
 
 async def _read_list(manifests: Manifests, snapshot: Snapshot | SnapshotInput) -> dict[str, ManifestFile]:

@@ -193,8 +193,8 @@ class Expiration:
             if request.dry_run or removal.new_metadata is removal.base_metadata:
                 return removal, None
             return removal, await self._commit(caller, removal)
-        # A writer that commits continuously would win every race. Take the lock from this attempt on: only the files
-        # that were added since the last attempt must be read under it.
+        # A writer that commits continuously would always commit first. Take the lock from this attempt on: only the
+        # files that were added since the last attempt must be read under it.
         async with self._publisher.lock(namespace, name):
             try:
                 async with asyncio.timeout(_LOCKED_S):
@@ -313,9 +313,10 @@ class Expiration:
         return await find_unused(manifests, old_metadata, new_metadata, may_delete, repeated_ids=repeated_ids)
 
     async def _is_shared(self, uuid: str) -> bool:
-        """Return whether several names of live or dropped tables refer to the table, and share its files.
+        """Return whether the number of names of the table, live or dropped, differs from one.
 
-        Then another table may need the files, so they are not deleted.
+        Several names share the files of the table, so another table may need them. A table without a name may have been
+        dropped and removed since. In both cases, the expiration deletes no files.
         """
         return await self._context.store.count_names(uuid) != 1
 

@@ -184,12 +184,15 @@ class OrphanRemoval:
             needed_names = _NeededNames(self._open_checked_manifests(metadata, entry.uuid))
             await needed_names.add(entry, metadata)
             listing = await self._find_orphans(entry, metadata, needed_names, older_than_ms)
-            # For the time before the clock was first read, the newest file is the only proof that time has passed. The
-            # clock may have jumped.
+            # The catalog knows which time has passed since it first read the clock. For the time before, the clock may
+            # have been wrong, and only the time of the newest file shows that time has passed. If that file is older
+            # than the first reading, the difference does not count as passed.
             confirmed_ms = older_than_ms - max(0, passed_time.since_ms - listing.newest_ms)
             confirmed_orphans = [info for info in listing.orphans if info.modified_ms < confirmed_ms]
             uploads = await self._find_uploads(entry, metadata, confirmed_ms)
             if confirmed_orphans or uploads:
+                # The ages are invalid if the clock of the storage differs from that of the server. Then this call
+                # fails.
                 for folder in _drop_nested_folders(list_own_folders(self._context, metadata)):
                     await read_storage_time_ms(self._context.objects, self._context.clock, f"{folder}/{CLOCK_FOLDER}")
             report = _make_report(confirmed_orphans, listing.listed, is_complete=listing.is_complete)
@@ -313,6 +316,16 @@ class OrphanRemoval:
         report: OrphanReport,
         requested_ms: int,
     ) -> OrphanReport:
+        """Delete the orphan files that are still unused, in batches, and record the removal.
+
+        Args:
+            caller: The principal that removes the files.
+            entry: The catalog entry of the table.
+            needed: The locations that the table's metadata name. They are updated before each batch.
+            orphan_files: The files to delete.
+            report: The report of the search.
+            requested_ms: The time of the request.
+        """
         deleted_objects: list[ObjectInfo] = []
         failed_count = 0
 
@@ -336,7 +349,8 @@ class OrphanRemoval:
                     if info.location not in needed
                 ]
                 outcomes = await gather([partial(delete, info) for info in batch], _DELETES_CONCURRENT_MAX)
-                # Write the note again after the deletion, for a commit that checked a file before it was deleted.
+                # A commit that finds a new note checks that its files still exist. A commit may have checked a file
+                # just before this deletion, so write a new note for it.
                 await note_removal(self._context, entry.uuid)
             deleted_objects += [info for info, is_deleted in zip(batch, outcomes, strict=True) if is_deleted]
             failed_count += outcomes.count(False)
@@ -458,7 +472,7 @@ def _is_hidden(path: str) -> bool:
 
 
 def _drop_nested_folders(folders: Iterable[str]) -> list[str]:
-    """Return the folders that are not inside another of the folders, in the spelling of listings."""
+    """Return the folders that are not inside another of the folders, in the form that listings return."""
     folders_kept: list[str] = []
     for folder in sorted({str(parse_location(folder)) for folder in folders}):
         if not any(folder.startswith(f"{other}/") for other in folders_kept):

@@ -58,8 +58,8 @@ class ExpirationPolicy(msgspec.Struct, frozen=True):
         """Return the policy. If an argument is None, its value comes from the table's properties.
 
         Args:
-            passed_time: The time that the catalog has seen pass, in which ages are measured, because the clock may
-                jump. If it is None, the clock is used.
+            passed_time: Measures ages by the time that has certainly passed, without periods in which the clock may
+                have been set forward. If it is None, ages are measured by the clock.
             metadata: The table's metadata.
             now_ms: The current time.
             older_than_ms: The time before which a replaced snapshot has expired, or None.
@@ -97,7 +97,8 @@ def find_expired(
 
     Args:
         in_use: The ids of snapshots that never expire, such as recently undone snapshots.
-        passed_time: The passed time in which ages are measured. If it is None, the clock is used.
+        passed_time: Measures ages by the time that has certainly passed, without periods in which the clock may have
+            been set forward. If it is None, ages are measured by the clock.
     """
     passed_time = passed_time or PassedTime(now_ms, now_ms)
     kept_ids: set[int] = {*in_use, *find_recently_undone(metadata.snapshots, now_ms)}
@@ -114,6 +115,7 @@ def find_expired(
             kept_ids.add(ref.snapshot_id)
     referenced_ids = _find_ancestors(metadata, branches)
     kept_ids |= _find_retained(metadata, branches, policy, passed_time)
+    # A snapshot that is in no branch, for example after a rollback, expires by the time when it was replaced.
     replaced_ms = _find_replacement_times(metadata)
     kept_ids |= {
         snapshot.snapshot_id

@@ -178,9 +178,9 @@ def _make_too_large_error(description: str) -> BadRequest:
 async def list_content_files(
     manifests: Manifests, manifest_files: Sequence[ManifestFile], *, skip_missing: bool = False
 ) -> AsyncIterator[Mapping[str, tuple[str, int]]]:
-    """Yield the locations and sizes of the live files of a few manifests at a time, by plain location.
+    """Yield the locations and sizes of the live files of a few manifests at a time, by normalized location.
 
-    With `skip_missing`, manifests are read one by one, so that a missing manifest does not skip others.
+    With `skip_missing`, manifests are read one by one, so that only a missing manifest itself is skipped.
 
     Args:
         skip_missing: Whether to skip manifests that cannot be read, because an earlier deletion may have removed them,

@@ -45,7 +45,7 @@ from seamark.metaserver.commit.rewriting.entry_order import (
     make_clustering_bound,
 )
 from seamark.metaserver.commit.snapshots.manifest_filter import RewrittenManifests, drop_dead_manifests
-from seamark.metaserver.commit.snapshots.manifest_merge import can_be_written
+from seamark.metaserver.commit.snapshots.manifest_merge import can_encode_partitions
 from seamark.metaserver.commit.snapshots.manifests import MANIFESTS_CONCURRENT_MAX, Manifests
 from seamark.metaserver.commit.snapshots.snapshot_producer import SnapshotTerms, produce_snapshot
 from seamark.metaserver.commit.snapshots.snapshot_writer import (
@@ -105,8 +105,10 @@ class ManifestReport(msgspec.Struct, frozen=True, rename="kebab"):
     """The result of a rewrite. The report of a dry run has the result that the rewrite would have.
 
     Attributes:
+        manifests: The number of all manifests of the snapshot before the rewrite.
+        manifests_before: The number of manifests that the rewrite replaces.
+        manifests_after: The number of manifests that replace them.
         partition_manifests_before: The average number of manifests that list files of a partition.
-        manifests: The number of manifests before the rewrite.
         conflicts: The number of groups that were skipped because other commits have replaced their manifests.
         files_repaired: The number of files whose metrics were corrected.
     """
@@ -189,14 +191,18 @@ class ManifestRewrite:
         async with self._slots:
             report = ManifestReport()
             for _ in range(REWRITE_ATTEMPTS_MAX):
-                report = await self._attempt(caller, namespace, name, request)
+                report = await self._attempt_rewrite(caller, namespace, name, request)
                 if not report.conflicts or report.snapshot_id is not None:
                     break
             return report
 
-    async def _attempt(
+    async def _attempt_rewrite(
         self, caller: Caller, namespace: NamespacePath, name: str, request: RewriteManifestsRequest
     ) -> ManifestReport:
+        """Rewrite the manifests of the current snapshot, and commit the result once.
+
+        If another commit has replaced manifests of a group in the meantime, the group is skipped.
+        """
         entry, metadata = await self._load(namespace, name)
         head = metadata.current_snapshot
         if head is None:
@@ -254,7 +260,7 @@ class ManifestRewrite:
             manifests_by_kind.setdefault((manifest.partition_spec_id, manifest.content), []).append(manifest)
         groups = []
         for (spec_id, content), members in manifests_by_kind.items():
-            if not can_be_written(metadata, spec_id):
+            if not can_encode_partitions(metadata, spec_id):
                 continue
             chosen_manifests = _choose_smallest(members)
             group: _Group | None = None
@@ -395,8 +401,8 @@ def _divide_entries(
     entry_lists: Sequence[Sequence[ManifestEntry]],
     metadata: TableMetadata,
 ) -> _Group:
-    find_type = DeclaredTypes(metadata)
     """Divide the entries of manifests with the same spec and content among new manifests, with corrected metrics."""
+    find_type = DeclaredTypes(metadata)
     former_entries = [entry for entries_of_manifest in entry_lists for entry in entries_of_manifest]
     entries = [
         msgspec.structs.replace(entry, status=EXISTING, file=repair_file(entry.file, find_type))
@@ -433,7 +439,9 @@ def _count_fitting_entries(
 def _is_worth_a_commit(group: _Group, min_count: int) -> bool:
     """Return whether the rewrite of the group is worth a commit.
 
-    It is if it leaves far fewer manifests, or if the files of a partition are in far fewer manifests afterwards.
+    It is if it leaves far fewer manifests, or if the files of a partition are in far fewer manifests afterwards. For
+    the second condition, pairs of a partition and a manifest that lists its files are counted before and after the
+    rewrite.
     """
     old_count, new_count = len(group.replaced), len(group.chunks)
     if old_count >= min_count and new_count <= REMAINING_MANIFESTS_MAX_FRACTION * old_count:

@@ -250,14 +250,26 @@ class ManifestFilter:
         to_remove: FilesToRemove,
         metadata: TableMetadata,
     ) -> _RewrittenManifest:
-        def select() -> tuple[frozenset[Remove], frozenset[Remove]]:
+        """Write a manifest without the removed files, or return the result of an earlier attempt.
+
+        A removed file usually gets an entry with the status DELETED. A removed deletion vector gets no such entry if
+        its Puffin file has other live vectors: engines would delete the whole file.
+
+        Args:
+            manifest: The manifest.
+            entries: The live entries of the manifest.
+            to_remove: The files to remove.
+            metadata: The metadata of the table.
+        """
+
+        def select_removes() -> tuple[frozenset[Remove], frozenset[Remove]]:
             keys = (make_file_key(entry.file) for entry in entries)
             removed_keys = frozenset(key for key in keys if key in to_remove.removed)
             return removed_keys, frozenset(
                 key for key in removed_keys if key.content_offset is not None and key.file_path in to_remove.in_use
             )
 
-        own_removes, unmarked_removes = await run_by_count(len(entries), select)
+        own_removes, unmarked_removes = await run_by_count(len(entries), select_removes)
         # In the new manifest, inherited values are explicit. So a later attempt can reuse it only for the same values.
         key = (manifest.manifest_path, manifest.sequence_number, manifest.first_row_id)
         rewritten = self._rewritten_manifests.get(key)

@@ -48,39 +48,44 @@ class ManifestMerge:
         groups: dict[tuple[int, int], list[ManifestFile]] = {}
         for manifest in manifest_files:
             is_new = manifest.added_snapshot_id == self._writer.snapshot_id
+            # A manifest of a snapshot without a manifest list has no known length. It cannot be packed by size.
             if (is_new and manifest.deleted_files_count != 0) or manifest.manifest_length == 0:
                 merged_manifests.append(manifest)
             else:
                 groups.setdefault((manifest.content, manifest.partition_spec_id), []).append(manifest)
         for (content, spec_id), group in groups.items():
-            if not can_be_written(metadata, spec_id):
+            if not can_encode_partitions(metadata, spec_id):
                 merged_manifests += group
                 continue
-            for bin_ in _pack_bins(group, get_target_bytes(metadata)):
+            for bin_manifests in _pack_bins(group, get_target_bytes(metadata)):
                 # Only the bin of the newest manifests, which are first in the group, waits for more manifests.
-                is_too_small = len(bin_) == 1 or (bin_[0] is group[0] and len(bin_) < min_count)
-                if is_too_small or _count_rows(bin_) > LONG_MAX:
-                    merged_manifests += bin_
+                is_too_small = len(bin_manifests) == 1 or (
+                    bin_manifests[0] is group[0] and len(bin_manifests) < min_count
+                )
+                # A manifest list states the number of rows of a manifest as a long.
+                if is_too_small or _count_rows(bin_manifests) > LONG_MAX:
+                    merged_manifests += bin_manifests
                 else:
-                    stored = await self._merge_manifests(bin_, metadata, spec_id, content)
+                    stored = await self._merge_manifests(bin_manifests, metadata, spec_id, content)
                     merged_manifests.append(stored.describe(self._writer.snapshot_id, sequence_number))
         return merged_manifests
 
     async def _merge_manifests(
-        self, bin_: Sequence[ManifestFile], metadata: TableMetadata, spec_id: int, content: int
+        self, bin_manifests: Sequence[ManifestFile], metadata: TableMetadata, spec_id: int, content: int
     ) -> StoredManifest:
+        """Write one manifest with the live entries of several manifests, or return that of an earlier attempt."""
         # In the merged manifest, inherited values are explicit, except for files that this snapshot adds. So a later
         # attempt can reuse it only for the same values.
         key = tuple(
             manifest.manifest_path
             if manifest.added_snapshot_id == self._writer.snapshot_id
             else (manifest.manifest_path, manifest.sequence_number, manifest.first_row_id)
-            for manifest in bin_
+            for manifest in bin_manifests
         )
         stored_manifest = self._merged_manifests.get(key)
         if stored_manifest is None:
             entries: list[ManifestEntry] = []
-            for manifest in bin_:
+            for manifest in bin_manifests:
                 entries += [self._copy_entry(entry) for entry in await self._manifests.read_entries(manifest, metadata)]
             stored_manifest = self._merged_manifests[key] = await self._writer.write_manifest(
                 entries, metadata, spec_id, content
@@ -97,7 +102,7 @@ class ManifestMerge:
         return ManifestEntry(EXISTING, entry.snapshot_id, entry.sequence_number, entry.file_sequence_number, entry.file)
 
 
-def can_be_written(metadata: TableMetadata, spec_id: int) -> bool:
+def can_encode_partitions(metadata: TableMetadata, spec_id: int) -> bool:
     """Return whether partition values of the spec can be encoded.
 
     This is impossible if no schema has the source column of a field, because the type of the values is unknown.

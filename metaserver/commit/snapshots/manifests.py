@@ -301,6 +301,7 @@ class Manifests:
                 data = await self.read_encoded(manifest)
                 block = await _run_by_size(len(data), lambda: _decode_to_block(data, manifest.manifest_path))
                 self._blocks.put(manifest.manifest_path, block, block.size_bytes)
+            # Refuse delete files (content 1) in a manifest that is listed as a manifest of data files (content 0).
             differs = block.spec_id != manifest.partition_spec_id or block.content > manifest.content
             if block.rows and differs:
                 raise Corrupt(
@@ -338,7 +339,7 @@ class Manifests:
         ]
         return await _find_listing_manifests(list(zip(manifests, candidates, strict=True)), searched_hashes)
 
-    async def find_cached_listing(
+    async def find_listing_manifests_in_cache(
         self, manifests: Sequence[ManifestFile], paths: Collection[str]
     ) -> list[ManifestFile]:
         """Return the manifests that may list one of the paths. Only manifests with cached path hashes are searched."""

@@ -21,7 +21,7 @@ from seamark.formats.iceberg.manifests.writer import ADDED, DATA_MANIFEST, EXIST
 from seamark.formats.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.runtime.errors import BadRequest, Corrupt
-from seamark.metaserver.commit.snapshots.manifest_merge import can_be_written
+from seamark.metaserver.commit.snapshots.manifest_merge import can_encode_partitions
 from seamark.metaserver.commit.snapshots.manifests import MANIFESTS_CONCURRENT_MAX, Manifests, run_by_count
 from seamark.metaserver.commit.snapshots.snapshot_writer import SnapshotWriter
 from seamark.metaserver.runtime.gathering import gather
@@ -133,7 +133,7 @@ class RemovalFilter:
             entries = await run_by_count(len(entries), partial(_mark_existing, entries))
         if manifest.added_snapshot_id is None:
             raise Corrupt(f"{manifest.manifest_path}: its manifest list lacks added_snapshot_id")
-        if not can_be_written(metadata, manifest.partition_spec_id):
+        if not can_encode_partitions(metadata, manifest.partition_spec_id):
             raise BadRequest(
                 f"{manifest.manifest_path} has the partition spec {manifest.partition_spec_id}. A source column of "
                 "this spec was dropped, so the manifest cannot be rewritten for the undo"

@@ -138,4 +138,4 @@ def _set_branch(branch: str, metadata: TableMetadata, writer: SnapshotWriter) ->
     A branch that does not exist yet has no retention properties.
     """
     ref = metadata.refs.get(branch, SnapshotRef(writer.snapshot_id, "branch"))
-    return SetSnapshotRef.to_ref(branch, structs.replace(ref, type="branch", snapshot_id=writer.snapshot_id))
+    return SetSnapshotRef.build_for_ref(branch, structs.replace(ref, type="branch", snapshot_id=writer.snapshot_id))

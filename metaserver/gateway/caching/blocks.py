@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from seamark.cache.admission import AdmittingCache
-from seamark.cache.disk import DiskTier, make_account_key
+from seamark.cache.disk import DiskTier, make_database_key
 from seamark.cache.frequency import FrequencySketch
 from seamark.cache.tier import TierStats
 
@@ -43,7 +43,7 @@ class Owner:
 
     @property
     def tag(self) -> str:
-        """The name of the holder in a disk tier."""
+        """The name of the principal in the disk cache, which is a hash of the principal's name."""
         return hashlib.blake2b(self.holder.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
@@ -140,7 +140,8 @@ class ObjectBlocks:
     ) -> tuple[memoryview, str] | None:
         """Return a block that is available without waiting, and its source ("memory" or "disk").
 
-        If the result is None, no request for the block is counted.
+        With `counted`, the request counts for the decision which blocks the cache keeps. If the result is None, no
+        request is counted.
         """
         key = _make_key(name, number)
         if key in self._memory:
@@ -150,7 +151,7 @@ class ObjectBlocks:
         for tier in self._tiers:
             block = tier.get_resident(key)
             if block is not None:
-                # This call only counts the request, for admission.
+                # This call only counts the request, so that the cache may keep the block.
                 self._memory.get(key, counted=counted)
                 self._memory.put(key, block, len(block), owner.holder, pinned=owner.pinned)
                 return block, "disk"
@@ -201,6 +202,7 @@ class ObjectBlocks:
             self.pending_bytes -= len(block)
 
     async def _write_all(self) -> None:
+        """Write the waiting blocks to the disk in batches, until no block waits."""
         while self._waiting:
             tier = self._waiting[0].tier
             next_writes = self._waiting[:_WRITES_MAX]
@@ -231,4 +233,4 @@ def _read_block(tiers: Sequence[DiskTier], key: str) -> memoryview | None:
 
 def compute_sketch_key(key: str) -> bytes:
     """Return the key of a block in the frequency sketch, which all tiers share."""
-    return make_account_key(key)
+    return make_database_key(key)

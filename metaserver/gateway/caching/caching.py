@@ -91,7 +91,7 @@ class CachingBackend:
         self._reader = RangeReader(tiers.store, tiers.blocks, tiers.fetches)
         self._preloader = RangeReader(tiers.store, tiers.blocks, tiers.fetches)
         """A separate reader for preloads, so that `_reader` counts only the bytes of clients."""
-        self._preloaded_bytes = 0
+        self._preloaded_files = 0
         self._opening: SingleFlight[str, ObjectRecord] = SingleFlight()
         self._sequences: OrderedDict[str, _ReadSequence] = OrderedDict()
         """The last reads, by location."""
@@ -105,7 +105,7 @@ class CachingBackend:
         """Report the values of the cache of a warehouse. An empty text is the server's own warehouse."""
         blocks, fetches = self._tiers.blocks, self._fetches
         memory, disks = blocks.memory.read_stats(), blocks.collect_disk_stats()
-        metrics.sample(
+        metrics.set_values(
             warehouse=warehouse,
             memory={
                 "blocks": memory.used_bytes,
@@ -124,7 +124,7 @@ class CachingBackend:
                 "disk_damage": sum(stats.damaged for _, stats in disks),
                 "disk_error": sum(stats.errors for _, stats in disks),
                 "disk_write_dropped": blocks.dropped,
-                "preloaded_file": self._preloaded_bytes,
+                "preloaded_file": self._preloaded_files,
                 "preloaded_byte": sum(self._preloader.served_bytes.values()),
             },
         )
@@ -134,8 +134,12 @@ class CachingBackend:
         await self._backend.close()
 
     async def answer(self, call: S3Call) -> web.StreamResponse:
+        """Answer a request from the cache or the store.
+
+        A write is noted before and after the store handles it, so that no older content stays in the cache.
+        """
         if call.method in ("GET", "HEAD"):
-            if _is_plain(call):
+            if _can_answer_from_cache(call):
                 response = await self._read(call)
                 if response is not None:
                     return response
@@ -160,7 +164,7 @@ class CachingBackend:
             The started answer. None if nothing was sent, because there is no trusted record, the first block is not
             available, or the read has conditions.
         """
-        if not _is_plain(s3_read) or not _CONDITIONS.isdisjoint(s3_read.headers):
+        if not _can_answer_from_cache(s3_read) or not _CONDITIONS.isdisjoint(s3_read.headers):
             return None
         location = _make_location(s3_read)
         record = self._records.get_trusted(location)
@@ -172,13 +176,14 @@ class CachingBackend:
             return None
         start, length = part or (0, record.size)
         owner, end = _make_owner(s3_read), start + length
-        unsent = AnswerBudget(self._send_budget, owner.holder)
+        budget = AnswerBudget(self._send_budget, owner.holder)
         sent_end = start if s3_read.method == "GET" else end
         pieces: list[memoryview] = []
         size_bytes = 0
         if sent_end < end:
+            # The previous read has counted the first block of a read that continues it.
             is_continuation = self._continues_last_read(record, start)
-            pieces, size_bytes = self._take_pieces(record, start, end, owner, unsent, counted=not is_continuation)
+            pieces, size_bytes = self._take_pieces(record, start, end, owner, budget, counted=not is_continuation)
             if not pieces:
                 return None
             self._record_read(record, start, end, owner)
@@ -186,31 +191,31 @@ class CachingBackend:
         transport.writelines([head, *pieces])
         sent_end += sum(map(len, pieces))
         while sent_end < end and not transport.get_write_buffer_size() and sent_end - start < _BYTES_PER_TURN:
-            pieces, size_bytes = self._take_pieces(record, sent_end, end, owner, unsent)
+            pieces, size_bytes = self._take_pieces(record, sent_end, end, owner, budget)
             if not pieces:
                 break
             transport.writelines(pieces)
             sent_end += sum(map(len, pieces))
         status = 206 if part else 200
         if transport.get_write_buffer_size():
-            unsent.keep(size_bytes)
+            budget.set_charge(size_bytes)
         elif sent_end == end:
             return StartedAnswer(status, length, None)
 
         async def send_body(writer: AbstractStreamWriter) -> None:
-            await self._send_blocks(record, sent_end, end, owner, transport, writer, unsent)
+            await self._send_blocks(record, sent_end, end, owner, transport, writer, budget)
 
-        return StartedAnswer(status, length, send_body, partial(unsent.keep, 0))
+        return StartedAnswer(status, length, send_body, partial(budget.set_charge, 0))
 
     def _take_pieces(
-        self, record: ObjectRecord, start: int, end: int, owner: Owner, unsent: AnswerBudget, *, counted: bool = True
+        self, record: ObjectRecord, start: int, end: int, owner: Owner, budget: AnswerBudget, *, counted: bool = True
     ) -> tuple[list[memoryview], int]:
         """Return the bytes from `start` that are available without waiting, and the memory that they occupy.
 
         If the first block is not available, there are no bytes. A piece is a view, which keeps its whole block in
         memory. If the budget offers less memory than a block, the pieces are copies of the needed bytes instead.
         """
-        offer, block_bytes = unsent.offer, self._tiers.blocks.block_bytes
+        offer, block_bytes = budget.next_bytes, self._tiers.blocks.block_bytes
         pieces = self._reader.read_at_once(record, start, min(end, start + offer), owner, is_counted=counted)
         if offer < block_bytes:
             pieces = [keep_part(piece, 0, len(piece), 0)[0] for piece in pieces]
@@ -225,18 +230,20 @@ class CachingBackend:
         owner: Owner,
         transport: asyncio.Transport,
         writer: AbstractStreamWriter,
-        unsent: AnswerBudget,
+        budget: AnswerBudget,
     ) -> None:
         """Send the rest of an answer: available blocks together, and then each block as it arrives.
+
+        Bytes that the connection has not sent yet are charged to the budget of the answer.
 
         Raises:
             BrokenAnswer: The answer cannot be completed.
         """
         try:
             await writer.drain()
-            unsent.keep(0)
+            budget.set_charge(0)
             while start < end and not transport.is_closing():
-                pieces, size_bytes = self._take_pieces(record, start, end, owner, unsent)
+                pieces, size_bytes = self._take_pieces(record, start, end, owner, budget)
                 if not pieces:
                     break
                 transport.writelines(pieces)
@@ -244,15 +251,15 @@ class CachingBackend:
                 # Drop the references, so that only the connection references the unsent bytes.
                 del pieces
                 if transport.get_write_buffer_size():
-                    unsent.keep(size_bytes)
+                    budget.set_charge(size_bytes)
                 await writer.drain()
-                unsent.keep(0)
+                budget.set_charge(0)
                 # Yield to other tasks, because `drain` never yields if the client is fast.
                 await asyncio.sleep(0)
-            async with aclosing(self._reader.read(record, start, end, owner, unsent, started=True)) as remaining_pieces:
+            async with aclosing(self._reader.read(record, start, end, owner, budget, started=True)) as remaining_pieces:
                 await _send_rest(writer, remaining_pieces)
         finally:
-            unsent.keep(0)
+            budget.set_charge(0)
 
     @property
     def is_busy(self) -> bool:
@@ -268,7 +275,7 @@ class CachingBackend:
         Raises:
             RetryLater: The object cannot be read now.
         """
-        owner, unsent = Owner(holder, pinned=True), AnswerBudget(self._send_budget, holder)
+        owner, budget = Owner(holder, pinned=True), AnswerBudget(self._send_budget, holder)
         headers = {} if last_bytes is None else {"range": f"bytes=-{last_bytes}"}
         s3_read = S3Read("GET", Address(*split_bucket_and_key(location), {}), headers, "preload", holder, True)
         try:
@@ -276,12 +283,12 @@ class CachingBackend:
             if record is None:
                 return 0
             start = 0 if last_bytes is None else max(0, record.size - last_bytes)
-            async with aclosing(self._preloader.read(record, start, record.size, owner, unsent)) as pieces:
+            async with aclosing(self._preloader.read(record, start, record.size, owner, budget)) as pieces:
                 async for _ in pieces:
                     pass
         except (RefusedRead, ChangedObject):
             return 0
-        self._preloaded_bytes += 1  # Despite its name, the attribute counts files, as `report` shows.
+        self._preloaded_files += 1
         return record.size - start
 
     async def _read(self, call: S3Call) -> web.StreamResponse | None:
@@ -371,7 +378,7 @@ class CachingBackend:
         """
         block_bytes, request_bytes = self._tiers.blocks.block_bytes, self._fetches.request_bytes
         match = _RANGE.fullmatch(range_header or "bytes=0-")
-        assert match is not None, range_header  # `_is_plain` has checked the header.
+        assert match is not None, range_header  # `_can_answer_from_cache` has checked the header.
         if match[3]:
             # The client requests the last bytes of an object whose size is unknown. So the start of their first block
             # is also unknown. One more block certainly includes this start.
@@ -385,6 +392,7 @@ class CachingBackend:
         return f"bytes={start}-{end - 1}", end - start
 
     async def _answer_from(self, record: ObjectRecord, call: S3Call, owner: Owner) -> web.StreamResponse:
+        """Answer a read of an object with this record. Blocks that are not cached are read from the store."""
         if not _CONDITIONS.isdisjoint(call.headers):
             check_read(call.headers, record.etag, record.modified_s)
         part = read_range(call.headers.get("range"), record.size)
@@ -398,8 +406,8 @@ class CachingBackend:
         # The previous read has counted the first block of a read that continues it.
         is_continuation = self._continues_last_read(record, start)
         self._record_read(record, start, start + length, owner)
-        unsent = AnswerBudget(self._send_budget, owner.holder)
-        pieces = self._reader.read(record, start, start + length, owner, unsent, is_counted=not is_continuation)
+        budget = AnswerBudget(self._send_budget, owner.holder)
+        pieces = self._reader.read(record, start, start + length, owner, budget, is_counted=not is_continuation)
         async with aclosing(pieces):
             # The first piece is read before the header is sent, so that an error can have its own status.
             first_piece = await anext(pieces, None)
@@ -539,7 +547,7 @@ def _format_date(now_s: int) -> str:
     return formatdate(now_s, usegmt=True)
 
 
-def _is_plain(call: S3Read) -> bool:
+def _can_answer_from_cache(call: S3Read) -> bool:
     """Return whether the cache can answer the read: it has no parameters that only the store supports."""
     if find_written_once_kind(call.address.key) is None or not call.address.query.keys() <= {"x-id"}:
         return False
@@ -561,7 +569,10 @@ def _is_plain(call: S3Read) -> bool:
 
 
 def _list_changed_locations(call: S3Call) -> list[str]:
-    """Return the locations of the objects that a request may change."""
+    """Return the locations of the cached objects that a request may change.
+
+    Only objects of kinds that are written once are cached, such as data files and metadata files.
+    """
     bucket, key = call.address.bucket, call.address.key
     if "partNumber" in call.address.query or "uploads" in call.address.query:
         return []  # The parts of an upload change no object before the upload is completed.

@@ -54,7 +54,7 @@ class Fetch:
         self.arrived = first * block_bytes
         self.end = min(record.size, (last + 1) * block_bytes)
         self.readers = 0
-        self.was_held = False
+        self.was_used = False
         self.writes = 0
         self.unwritten: list[int] = []
         """The complete blocks that are not written to the disk yet, because readers still wait for bytes."""
@@ -147,7 +147,7 @@ class Fetches:
         self._running_fetches: dict[tuple[str, int], Fetch] = {}
         self._reads: set[asyncio.Task[None]] = set()
         self._writes: set[asyncio.Task[None]] = set()
-        self._unread: dict[Fetch, asyncio.TimerHandle] = {}
+        self._unused_fetches: dict[Fetch, asyncio.TimerHandle] = {}
         """The fetches that ended before they had a reader."""
         self.requests = 0
 
@@ -165,7 +165,7 @@ class Fetches:
 
     def hold(self, fetch: Fetch) -> None:
         fetch.readers += 1
-        fetch.was_held = True
+        fetch.was_used = True
 
     def release(self, fetch: Fetch) -> None:
         fetch.readers -= 1
@@ -202,7 +202,7 @@ class Fetches:
     async def open(
         self,
         location: str,
-        span: str,
+        range_header: str,
         expected_bytes: int,
         make_record: Callable[[StoreAnswer], ObjectRecord | None],
         owner: Owner,
@@ -211,7 +211,7 @@ class Fetches:
 
         Args:
             location: The location of the object.
-            span: The value of the Range header.
+            range_header: The value of the Range header, which selects the part.
             expected_bytes: The number of bytes to charge to the budget.
             make_record: Returns the record for the store's answer, or None if the object cannot be cached.
             owner: The owner of the cached blocks.
@@ -226,27 +226,38 @@ class Fetches:
         if not self._take(expected_bytes, owner):
             return None
         record_future: asyncio.Future[ObjectRecord] = asyncio.get_running_loop().create_future()
-        _start_task(self._reads, self._open(location, span, expected_bytes, make_record, owner, record_future))
+        _start_task(self._reads, self._open(location, range_header, expected_bytes, make_record, owner, record_future))
         return await asyncio.shield(record_future)
 
     async def _open(
         self,
         location: str,
-        span: str,
+        range_header: str,
         expected_bytes: int,
         make_record: Callable[[StoreAnswer], ObjectRecord | None],
         owner: Owner,
         record_future: asyncio.Future[ObjectRecord],
     ) -> None:
+        """Read a part of an object, store its complete blocks in the cache, and set the record of the object.
+
+        Args:
+            location: The location of the object.
+            range_header: The value of the Range header.
+            expected_bytes: The number of bytes that the caller has charged to the budget.
+            make_record: Returns the record for the store's answer, or None if the object cannot be cached.
+            owner: The owner of the cached blocks.
+            record_future: Receives the record, or the error.
+        """
         charged_bytes = expected_bytes
         try:
             bucket, key = split_bucket_and_key(location)
-            async with self._store.request("GET", bucket, key, {"range": span}) as answer:
+            async with self._store.request("GET", bucket, key, {"range": range_header}) as answer:
                 part, record = parse_content_range(answer), make_record(answer)
                 if answer.status != 206 or part is None or record is None:
                     raise RefusedRead
                 start, end, size = part
                 block_bytes = self._blocks.block_bytes
+                # Select the blocks that the answer contains completely. Only the last block of the object is shorter.
                 first = math.ceil(start / block_bytes)
                 last = (end - 1) // block_bytes if end == size else end // block_bytes - 1
                 if last < first or any(
@@ -318,7 +329,9 @@ class Fetches:
     async def _finish(self, fetch: Fetch, work: Coroutine[Any, Any, None]) -> None:
         """Run `work`, which reads the blocks of the fetch, and end the fetch.
 
-        A fetch that no reader has used yet, such as one that reads ahead, keeps its blocks for `_UNUSED_S`.
+        A fetch that no reader has used yet, such as a fetch that reads ahead, keeps its blocks in memory for
+        `_UNUSED_S` seconds. A used fetch writes its blocks to the disk, and releases its memory when its last reader
+        has ended.
         """
         self.requests += 1
         try:
@@ -328,15 +341,17 @@ class Fetches:
         finally:
             fetch.done = True
             fetch.wake()
-            if fetch.was_held:
+            if fetch.was_used:
                 self._write(fetch)
             if fetch.error is not None:
                 # Remove the failed fetch, so that a later reader starts a new fetch.
                 self._unregister(fetch)
-            if fetch.was_held:
+            if fetch.was_used:
                 self._retire(fetch)
             else:
-                self._unread[fetch] = asyncio.get_running_loop().call_later(_UNUSED_S, self._retire_unread, fetch)
+                self._unused_fetches[fetch] = asyncio.get_running_loop().call_later(
+                    _UNUSED_S, self._retire_unused, fetch
+                )
 
     def _take(self, size_bytes: int, owner: Owner) -> bool:
         if not size_bytes:
@@ -356,13 +371,19 @@ class Fetches:
             if self._running_fetches.get((fetch.record.name, number)) is fetch:
                 del self._running_fetches[fetch.record.name, number]
 
-    def _retire_unread(self, fetch: Fetch) -> None:
-        del self._unread[fetch]
+    def _retire_unused(self, fetch: Fetch) -> None:
+        del self._unused_fetches[fetch]
         self._write(fetch)
         self._retire(fetch)
 
     def _retire(self, fetch: Fetch) -> None:
-        if fetch.done and not fetch.readers and not fetch.writes and fetch.charged and fetch not in self._unread:
+        if (
+            fetch.done
+            and not fetch.readers
+            and not fetch.writes
+            and fetch.charged
+            and fetch not in self._unused_fetches
+        ):
             fetch.charged = False
             self._unregister(fetch)
             self._budget.release(fetch.owner.holder, fetch.size_bytes)
@@ -372,9 +393,9 @@ class Fetches:
         for task in self._reads:
             task.cancel()
         await asyncio.gather(*self._reads, return_exceptions=True)
-        for fetch, timer in tuple(self._unread.items()):
+        for fetch, timer in tuple(self._unused_fetches.items()):
             timer.cancel()
-            self._retire_unread(fetch)
+            self._retire_unused(fetch)
         await asyncio.gather(*self._writes, return_exceptions=True)
 
     def check_invariants(self) -> None:

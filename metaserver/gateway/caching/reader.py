@@ -62,7 +62,8 @@ class RangeReader:
             end: The offset after the last byte, which is at most the object's size.
             owner: The owner of the cached blocks.
             unsent: Counts the memory that is kept while the caller sends a piece.
-            is_counted: Whether to count a request for the first block.
+            is_counted: Whether to count a use of the first block. False if the caller has counted it already, so that
+                one request does not count twice. The cache prefers to keep blocks that are used often.
             started: Whether the client has received bytes of the answer.
 
         Raises:
@@ -104,27 +105,35 @@ class RangeReader:
                     except (RetryLater, RefusedRead) as error:
                         await attempts.wait_after(error)
                     continue
-            offer = unsent.offer
-            if offer < block_bytes:
-                stop = min(stop, start + offer)
-            piece, size_bytes = keep_part(block, offset, offset + stop - start, offer)
+            memory_limit_bytes = unsent.next_bytes
+            if memory_limit_bytes < block_bytes:
+                stop = min(stop, start + memory_limit_bytes)
+            piece, size_bytes = keep_part(block, offset, offset + stop - start, memory_limit_bytes)
             # Drop the reference, because otherwise a slow client would keep the block in memory.
             del block
             self.served_bytes[source] += len(piece)
             start = stop
             attempts.note_progress()
-            unsent.keep(size_bytes)
+            unsent.set_charge(size_bytes)
             try:
                 yield piece
             finally:
-                unsent.keep(0)
+                unsent.set_charge(0)
 
     def read_at_once(
         self, record: ObjectRecord, start: int, end: int, owner: Owner, *, is_counted: bool
     ) -> list[memoryview]:
         """Return the bytes from `start` up to `end` that are available without waiting.
 
-        The result is empty if the first block is not available. The parameters are those of `read`.
+        The result is empty if the first block is not available. If a later block is not available, the result ends
+        before it.
+
+        Args:
+            record: The record of the object.
+            start: The offset of the first byte.
+            end: The offset after the last byte.
+            owner: The owner of the cached blocks.
+            is_counted: Whether to count a use of the first block. Uses of the other blocks are always counted.
         """
         block_bytes, pieces = self._blocks.block_bytes, []
         while start < end:
@@ -151,8 +160,18 @@ class RangeReader:
     async def _load(
         self, record: ObjectRecord, number: int, last: int, owner: Owner
     ) -> tuple[memoryview | None, Fetch | None]:
-        """Return the block from the disk, or the fetch that reads it. Both are None if the budget is exhausted."""
+        """Return a block from the disk, or the fetch that reads it. Both are None if the budget is exhausted.
+
+        A new fetch also reads the missing blocks after the block, with the same request.
+
+        Args:
+            record: The record of the object.
+            number: The number of the block in the object.
+            last: The number of the last block that the caller needs.
+            owner: The owner of the cached blocks.
+        """
         last = min(last, number + self._fetches.compute_blocks_max() - 1)
+        # `missing_count` is the number of blocks from `number` on that are not on the disk.
         block, missing_count = await self._blocks.read_from_disk(record.name, range(number, last + 1), owner)
         if block is not None:
             return block, None
@@ -211,10 +230,11 @@ class RangeReader:
         """
         attempts = _ReadAttempts(started)
         while start < end:
-            offer = unsent.offer
-            is_streamed = offer == STEP_BYTES
-            unsent.keep(STEP_BYTES if is_streamed else offer)
-            stop = end if is_streamed else min(end, start + offer)
+            memory_limit_bytes = unsent.next_bytes
+            # The budget allows a full step only if much of it is free.
+            is_streamed = memory_limit_bytes == STEP_BYTES
+            unsent.set_charge(memory_limit_bytes)
+            stop = end if is_streamed else min(end, start + memory_limit_bytes)
             try:
                 if is_streamed:
                     async with aclosing(self._read_from_store(record, start, stop)) as pieces:
@@ -231,7 +251,7 @@ class RangeReader:
             except (RetryLater, RefusedRead) as error:
                 await attempts.wait_after(error)
             finally:
-                unsent.keep(0)
+                unsent.set_charge(0)
 
     async def _read_from_store(self, record: ObjectRecord, start: int, end: int) -> AsyncGenerator[memoryview]:
         """Yield the bytes of one request to the store.
@@ -254,13 +274,13 @@ class RangeReader:
             raise RetryLater("The store's answer ended early; try again")
 
 
-def keep_part(block: memoryview, start: int, end: int, offer: int) -> tuple[memoryview, int]:
-    """Return the bytes `start` to `end` of a block, and the memory that they keep.
+def keep_part(block: memoryview, start: int, end: int, memory_limit_bytes: int) -> tuple[memoryview, int]:
+    """Return the bytes `start` to `end` of a block, and the number of bytes of memory that they keep.
 
-    The result is a view of the block, which keeps the whole block in memory. If the block is larger than `offer`, the
-    result is a copy.
+    The bytes are a view of the block, which keeps the whole block in memory. If the block is larger than
+    `memory_limit_bytes`, they are a copy.
     """
-    if offer < len(block):
+    if memory_limit_bytes < len(block):
         return memoryview(bytes(block[start:end])), end - start
     return block[start:end], len(block)
 

@@ -40,7 +40,8 @@ class ObjectRecord(msgspec.Struct, frozen=True):
     Attributes:
         modified: The value of the header Last-Modified.
         headers: The headers of an answer to a read, without length, range and checksum.
-        version: The version of the object before the request that read the record (`write_versions.py`).
+        version: A random number that changes when a worker of this machine writes the object (`write_versions.py`).
+            It was read before the request for the record. If it has changed since, the record may be wrong.
         checked_ms: The time at which the record was read from the store.
         name: The name of the content, which is part of the names of its blocks.
     """
@@ -140,18 +141,22 @@ class Records:
         return self._versions.get_version(location)
 
     def get_trusted(self, location: str) -> ObjectRecord | None:
-        """Return the record if it is in memory and trusted, otherwise None."""
+        """Return the record if it is in memory and can be used without a request to the store, otherwise None.
+
+        That is the case for `recheck_s` after the last check, if no worker of this machine has written the object.
+        """
         record = self._memory.get(location)
         return record if record is not None and self.is_trusted(record) else None
 
     def is_trusted(self, record: ObjectRecord) -> bool:
+        """Return whether the record was checked within `recheck_s`, and no worker has written the object since."""
         age_ms = self._clock.now_ms() - record.checked_ms
         return 0 <= age_ms < self._recheck_ms and record.version == self._versions.get_version(record.location)
 
     async def find(self, location: str, holder: str) -> ObjectRecord | None:
-        """Return the record from memory or disk, or None. The record may not be trusted.
+        """Return the record from memory or disk, or None. The caller must verify the record by `is_trusted`.
 
-        A record from the disk is added to memory, in the share of `holder`.
+        A record from the disk is added to memory, and counts towards the memory of the principal `holder`.
         """
         record = self._memory.get(location)
         if record is not None or self._disk is None:
@@ -188,7 +193,11 @@ class Records:
         self._memory.discard(location)
 
     def forget(self, location: str) -> None:
-        """Remove a wrong record. The new version makes the copies in other workers and on the disk invalid."""
+        """Remove the cached record of an object, because it differs from the object in the store.
+
+        The write version of the object also changes, so other workers no longer use their copies of the record, and
+        no worker uses the copy on the disk.
+        """
         self._memory.discard(location)
         self._versions.change(location)
 

@@ -26,11 +26,11 @@ class SendBudget:
         self.taken_bytes = 0
         self._bytes_by_holder: Counter[str] = Counter()
 
-    def offer(self, holder: str) -> int:
-        """Return the number of bytes that an answer to `holder` may keep next, without charging them.
+    def compute_next_bytes(self, holder: str) -> int:
+        """Compute how many unsent bytes an answer to the principal `holder` may keep. The method charges nothing.
 
-        An answer gets a part of the free bytes, so that other answers also get some. If nothing is charged, the share
-        of one principal does not matter.
+        An answer gets a part of the free bytes, so that other answers also get some. The share of one principal limits
+        the answer only while the budget is charged. If no answer has unsent bytes, no other principal needs them.
         """
         free_bytes = self._limit_bytes - self.taken_bytes
         if self._bytes_by_holder:
@@ -53,7 +53,7 @@ class SendBudget:
 
 
 class AnswerBudget:
-    """The part of a `SendBudget` that an answer uses."""
+    """The part of a `SendBudget` that an answer uses. It charges the bytes that the client has not received yet."""
 
     __slots__ = ("_budget", "_holder", "_size_bytes")
 
@@ -63,11 +63,12 @@ class AnswerBudget:
         self._size_bytes = 0
 
     @property
-    def offer(self) -> int:
-        return self._budget.offer(self._holder)
+    def next_bytes(self) -> int:
+        """The number of bytes that the answer may keep next. Reading it charges nothing."""
+        return self._budget.compute_next_bytes(self._holder)
 
-    def keep(self, size_bytes: int) -> None:
-        """Charge `size_bytes` instead of the previous amount. 0 releases all bytes."""
+    def set_charge(self, size_bytes: int) -> None:
+        """Charge `size_bytes` to the budget, and release what the answer has charged before. 0 releases all bytes."""
         if self._size_bytes:
             self._budget.release(self._holder, self._size_bytes)
         self._size_bytes = size_bytes

@@ -27,8 +27,10 @@ _FILE_BYTES = (1 << 8 * _SLOT_DIGEST_BYTES) * _VERSION_BYTES
 
 
 class WriteVersions:
+    """The write versions of objects: random numbers that change when a worker of this machine writes an object."""
+
     def __init__(self, path: Path, clock: Clock) -> None:
-        """Open the shared file of versions.
+        """Open the file with the write versions of objects, which all workers of the machine share.
 
         Raises:
             OSError: The file cannot be created.

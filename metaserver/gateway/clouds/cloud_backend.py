@@ -35,7 +35,11 @@ from seamark.metaserver.gateway.clouds.cloud_uploads import CloudUploads
 from seamark.metaserver.gateway.clouds.object_stream import put_stream, read_first, read_stream
 from seamark.metaserver.gateway.conditions import check_read, read_range
 from seamark.metaserver.gateway.folder_files import Checksums, select_kept_headers
-from seamark.metaserver.gateway.folder_uploads import answer_part_list, read_complete, read_part_number
+from seamark.metaserver.gateway.folder_uploads import (
+    answer_part_list,
+    parse_complete_multipart_upload,
+    read_part_number,
+)
 from seamark.metaserver.gateway.listing import Listed, ListingRequest, encode_key
 from seamark.metaserver.gateway.s3_errors import S3Error, convert_error, escape_xml
 from seamark.metaserver.objects.clouds.backed import Backing
@@ -83,6 +87,7 @@ class CloudBackend:
         self._stores.clear()
 
     async def answer(self, call: S3Call) -> web.StreamResponse:
+        # SDKs add the parameter x-id with the name of the operation. It changes nothing.
         handler = self._find_handler(call, set(call.address.query) - {"x-id"})
         try:
             return await handler(call)
@@ -318,8 +323,8 @@ class CloudBackend:
         if "if-match" in call.headers or "if-none-match" in call.headers:
             raise S3Error("NotImplemented", "This store does not support conditions of multipart uploads")
         store, key = self._find_object(call)
-        upload_id, parts = call.address.query["uploadId"], read_complete(call.document)
-        headers, chosen_parts = await self._uploads.choose(store, key, upload_id, parts)
+        upload_id, parts = call.address.query["uploadId"], parse_complete_multipart_upload(call.document)
+        headers, chosen_parts = await self._uploads.read_headers_and_choose_parts(store, key, upload_id, parts)
         pieces = self._uploads.read(store, chosen_parts)
         size = sum(part.size for part in chosen_parts)
         put_result = await put_stream(store, key, pieces, size, self._make_attributes(headers))
@@ -358,7 +363,7 @@ class CloudBackend:
         return self._open_bucket(call.address.bucket), place.path + ("/" if key.endswith("/") else "")
 
     def _check_place(self, bucket: str, key: str) -> Location:
-        return self._backing.place(Location("s3", bucket, key))
+        return self._backing.map_to_cloud(Location("s3", bucket, key))
 
     def _open_bucket(self, bucket: str) -> RemoteStore:
         store = self._stores.get(bucket)
@@ -376,7 +381,7 @@ class CloudBackend:
         attributes = {}
         for name, value in headers.items():
             if not name.startswith("x-amz-meta-"):
-                if name != "expires":
+                if name != "expires":  # The library obstore has no attribute for this header.
                     attributes[name.title()] = value
                 continue
             key = name.removeprefix("x-amz-meta-")
@@ -456,9 +461,9 @@ def _describe_object(meta: obstore.ObjectMeta) -> Listed:
 
 
 async def _delete_object(store: RemoteStore, key: str) -> None:
-    """Delete an object. If the object is missing, or the key ends with a slash, do nothing."""
+    """Delete an object. If the object is missing, do nothing."""
     if key.endswith("/"):
-        return
+        return  # The backend stores no object with such a key. The store would remove the slash, and delete another.
     try:
         await obstore.delete_async(store, key)
     except (FileNotFoundError, exceptions.NotFoundError):

@@ -75,7 +75,7 @@ class CloudUploads:
                 newest[part.number] = part
         return sorted(newest.values(), key=lambda part: part.number)
 
-    async def choose(
+    async def read_headers_and_choose_parts(
         self, store: RemoteStore, key: str, upload_id: str, part_etags: Sequence[tuple[int, str]]
     ) -> tuple[dict[str, str], list[Part]]:
         """Return the headers of the object, and the parts that the client has listed.

@@ -126,7 +126,7 @@ class BlockMemory:
         if is_mapped:
             self.add(size_bytes)
 
-    def count_mapped(self, whole_bytes: int) -> None:
+    def mark_as_mapped(self, whole_bytes: int) -> None:
         """From now on, count only the used memory, because the block is a mapped file of `whole_bytes`."""
         with _charging_lock:
             if self._is_mapped:
@@ -191,7 +191,13 @@ class _ListEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class _Directory(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The directory of a block. It describes the arrays that follow it."""
+    """The directory of a block. It describes the arrays that follow it.
+
+    Attributes:
+        content: 1 if the manifest lists delete files, 0 if it lists data files or does not state its content.
+        may_have_dots: Whether a file path may contain two consecutive dots, as in the segment `..`.
+        has_unusable_bounds: Whether the block omits bounds of the manifest, because they are invalid.
+    """
 
     location: str
     rows: int
@@ -352,9 +358,9 @@ class Block:
             packed_columns += column.lower, column.upper, *column.counts
         return (packed_column for packed_column in packed_columns if packed_column is not None)
 
-    def count_mapped(self) -> None:
+    def mark_as_mapped(self) -> None:
         """From now on, count only the used memory of the block, because the block is a mapped file."""
-        self.memory.count_mapped(self._size_bytes)
+        self.memory.mark_as_mapped(self._size_bytes)
 
     def _open_column(self, packed_column: Packed | None, rows: int | None = None) -> PackedColumn | None:
         if packed_column is None:

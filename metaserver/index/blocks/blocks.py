@@ -255,7 +255,8 @@ def _check_manifest(manifest: ManifestFile, block: Block) -> None:
             f"Manifest {block.location} has partition spec {block.spec_id}; "
             f"its manifest list states {manifest.partition_spec_id}"
         )
-    # A block has the content 0 also if the manifest's header states no content, so the opposite is no contradiction.
+    # If the header of a manifest states no content, its block has the content 0. So the content 0 in a block is also
+    # accepted for a manifest of delete files.
     if block.content > manifest.content:
         raise Corrupt(f"Manifest {block.location} lists delete files; its manifest list states data files")
 

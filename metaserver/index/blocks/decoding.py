@@ -71,8 +71,8 @@ class Decoders:
         self._active_loads = 0
         self._processes: set[_Process] = set()
         self._idle: list[_Process] = []
-        self.by_processes = 0
-        """The number of manifests that processes have decoded."""
+        self.manifests_decoded_by_processes = 0
+        """The number of manifests that processes have decoded, instead of the threads of this process."""
 
     async def decode(self, data: bytes, location: str) -> bytes | memoryview:
         """Decode a manifest, and return the memory of its block.
@@ -93,14 +93,15 @@ class Decoders:
             return
         with self._lock:
             self._active_loads += 1
-            earlier_count = self.by_processes
+            earlier_count = self.manifests_decoded_by_processes
         try:
             yield
         finally:
             with self._lock:
                 self._active_loads -= 1
                 idle, self._idle = ([], self._idle) if self._active_loads else (self._idle, [])
-            log.info("manifests_decoded", size_bytes=size_bytes, by_processes=self.by_processes - earlier_count)
+            count = self.manifests_decoded_by_processes - earlier_count
+            log.info("manifests_decoded", size_bytes=size_bytes, by_processes=count)
             with contextlib.suppress(RuntimeError):  # After the executor's shutdown, `close` ends the processes.
                 for process in idle:
                     self._executor.submit(self._end_process, process)
@@ -134,7 +135,7 @@ class Decoders:
                 return None
             for index, process in enumerate(self._idle):
                 if process.is_ready():
-                    self.by_processes += 1
+                    self.manifests_decoded_by_processes += 1
                     return self._idle.pop(index)
             if len(self._processes) >= self._processes_max:
                 return None
@@ -150,7 +151,7 @@ class Decoders:
             return None
 
     def _return_process(self, process: _Process) -> None:
-        """Make a process idle, or end it if no large load is active (see `expect_manifests`)."""
+        """Make a process idle. If no caller decodes many bytes of manifests (`expect_manifests`), end it instead."""
         with self._lock:
             if self._active_loads:
                 self._idle.append(process)

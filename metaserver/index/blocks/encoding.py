@@ -27,7 +27,7 @@ from seamark.formats.index.packing import (
     Packed,
     PackedColumn,
     get_form,
-    get_source_code,
+    get_packer_type_code,
 )
 from seamark.formats.runtime.decoding import convert_json, convert_values
 from seamark.formats.runtime.errors import BadRequest, Corrupt
@@ -51,9 +51,12 @@ def encode_block(manifest: DecodedManifest) -> list[bytes | memoryview]:
         Corrupt: The manifest's header is invalid.
     """
     schema, spec = _get_schema(manifest), _get_spec(manifest)
+    # Each method of the packer adds a job, which packs one column, and returns the number of the job. `pack` runs all
+    # jobs. With `absent_low`, absent values get the lowest code of the column.
     packer = Packer(manifest.heap, manifest.rows)
     longs = {name: packer.longs(values, absent_low=True) for name, values in manifest.longs.items()}
     texts = {
+        # The texts are spans of bytes in `manifest.heap`.
         name: packer.bounds(SOURCES["spans"], spans.starts, spans.lengths, absent_low=True)
         for name, spans in manifest.texts.items()
     }
@@ -79,6 +82,7 @@ def encode_block(manifest: DecodedManifest) -> list[bytes | memoryview]:
         has_unusable_bounds,
     )
     encoded_directory = msgspec.msgpack.encode(directory)
+    # The head has the length and the checksum of the directory. It is padded so that the arrays are aligned.
     head = HEAD.pack(MAGIC, len(encoded_directory), isal_zlib.crc32(encoded_directory)) + encoded_directory
     return [head + b"\0" * (-len(head) % ALIGNMENT_BYTES), memoryview(arrays)]
 
@@ -116,8 +120,9 @@ def _add_list(packer: Packer, counts: npt.NDArray[np.int32], values: Longs) -> t
         values: The values of all lists, one list after the other.
 
     Returns:
-        The numbers of the packer's jobs for the lengths and for the values.
+        The numbers by which the packer later returns the packed lengths and the packed values.
     """
+    # With `absent_low`, a missing list gets the lowest code of the column.
     long_counts = np.where(counts < 0, MISSING, counts.astype(np.int64))
     return packer.longs(long_counts, absent_low=True), packer.longs(values, absent_low=True)
 
@@ -167,7 +172,9 @@ def _get_spec(manifest: DecodedManifest) -> PartitionSpec:
 def _add_partition(
     packer: Packer, values: PartitionFieldValues, schema: Schema, spec: PartitionSpec
 ) -> tuple[int, str, int]:
-    """Add the values of a partition field, and return its field id, its type, and the number of the packer's job.
+    """Add the values of a partition field to the packer.
+
+    Return the id of the field, its type, and the number by which the packer later returns the packed values.
 
     The type follows from the transform and its source column. If the source is unknown, or if the stored values do not
     fit this type, it follows from the Avro type of the values.
@@ -187,7 +194,7 @@ def _add_partition(
 def _can_stored_type_represent(values: PartitionFieldValues, kind: str) -> bool:
     """Return whether the stored Avro values can be values of the Iceberg type `kind`.
 
-    Decimals are stored as bytes, so they are in the branch of the texts.
+    Decimals are stored as bytes, so they are in `values.spans`, as strings are.
     """
     form = get_form(kind)
     if values.doubles is not None:
@@ -210,13 +217,16 @@ def _convert_avro_kind(values: PartitionFieldValues) -> str:
 
 
 def _add_values(packer: Packer, values: PartitionFieldValues, kind: str) -> int:
-    """Pack the values of a partition field, and return the number of the packer's job."""
+    """Add the values of a partition field to the packer. Return the number by which it returns the packed values.
+
+    With `absent_low`, an absent value gets the lowest code of the column.
+    """
     if values.longs is not None:
         return packer.longs(values.longs, values.valid, absent_low=True)
     if values.doubles is not None:
         return packer.doubles(values.doubles, values.valid, absent_low=True)
     assert values.spans is not None
-    return packer.bounds(get_source_code(kind), values.spans.starts, values.spans.lengths, absent_low=True)
+    return packer.bounds(get_packer_type_code(kind), values.spans.starts, values.spans.lengths, absent_low=True)
 
 
 def _add_columns(
@@ -225,7 +235,8 @@ def _add_columns(
     """Add the columns with statistics.
 
     Returns:
-        The id, the type and the number of the packer's job of each column, and whether unusable bounds were omitted.
+        The id and the type of each column, with the number by which the packer later returns the packed column. And
+        whether unusable bounds were omitted.
     """
     counts = [manifest.counts.get(name, {}) for name in COUNTS]
     lower, upper = manifest.bounds.get("lower_bounds", {}), manifest.bounds.get("upper_bounds", {})
@@ -239,7 +250,7 @@ def _add_columns(
             usable_bounds = _drop_unusable_bounds(manifest, kind, low_bounds, high_bounds)
             has_unusable_bounds |= usable_bounds is not None
             low_bounds, high_bounds = usable_bounds or (low_bounds, high_bounds)
-            number = packer.column(get_source_code(kind), column_counts, low_bounds, high_bounds, record_count)
+            number = packer.column(get_packer_type_code(kind), column_counts, low_bounds, high_bounds, record_count)
             columns.append((column_id, kind, number))
     return columns, has_unusable_bounds
 
@@ -265,7 +276,11 @@ def _drop_unusable_bounds(
 
 
 def _get_column_kind(schema: Schema, column_id: int) -> str | None:
-    """Return the column's type, or None if the schema lacks the column or its statistics are unreadable."""
+    """Return the column's type, or None if the statistics of the column cannot be read.
+
+    The reserved columns of delete files have a fixed type. The statistics of other columns that the schema lacks cannot
+    be read, because their type is not known.
+    """
     column = schema.column(column_id)
     if column is None:
         return _DELETE_COLUMNS.get(column_id)

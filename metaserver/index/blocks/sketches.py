@@ -35,34 +35,39 @@ _OBJECT_BYTES = 400
 
 
 class Sketches:
-    """The sketches of one block, by the offset of the column.
+    """The sketches of the columns of one block.
 
-    A sketch has one byte for each row, so a scan can decide most rows without their codes of 4 or 8 bytes. It consists
-    of its bytes and the shift that turns a code into its byte. It is None if reading the codes is faster.
+    A column stores an ordered number, its code, of 4 or 8 bytes for each row. A sketch has only one byte for each row,
+    an approximation of the code. A scan reads the bytes, and needs the code only of the rows that a byte cannot decide.
     """
 
-    __slots__ = ("by_start",)
+    __slots__ = ("by_offset",)
     size_bytes = 300
     """The memory of the object without the sketches, which are counted one by one."""
 
     def __init__(self) -> None:
-        self.by_start: dict[int, tuple[npt.NDArray[np.uint8], int] | None] = {}
+        self.by_offset: dict[int, tuple[npt.NDArray[np.uint8], int] | None] = {}
+        """The bytes of each sketch, and the number of bits by which a code is shifted to get its byte.
+
+        The key is the offset of the column in the block. The value is None if reading the codes is faster.
+        """
 
 
 def find_sketch(block: Block, packed_column: Packed) -> tuple[int, int]:
     """Return the address of a column's sketch and its shift, or (0, 0) if reading the codes is faster.
 
-    The sketch is built at the first call.
+    A sketch has one byte for each row, which approximates the row's code. For integers, the byte is the code shifted
+    right by `shift` bits. The sketch is built at the first call.
 
     The address is valid as long as the block exists. The column must be verified, with codes of 4 or 8 bytes.
     """
     sketches = block.derived.get(Sketches) or block.keep(Sketches())
-    if packed_column.start not in sketches.by_start:
+    if packed_column.start not in sketches.by_offset:
         new_sketch = _build_sketch(block, packed_column)
-        if sketches.by_start.setdefault(packed_column.start, new_sketch) is new_sketch and new_sketch is not None:
+        if sketches.by_offset.setdefault(packed_column.start, new_sketch) is new_sketch and new_sketch is not None:
             new_bytes, _ = new_sketch
             block.memory.add(new_bytes.nbytes + _OBJECT_BYTES)
-    sketch = sketches.by_start[packed_column.start]
+    sketch = sketches.by_offset[packed_column.start]
     if sketch is None:
         return 0, 0
     sketch_bytes, shift = sketch
@@ -71,10 +76,14 @@ def find_sketch(block: Block, packed_column: Packed) -> tuple[int, int]:
 
 
 def _build_sketch(block: Block, packed_column: Packed) -> tuple[npt.NDArray[np.uint8], int] | None:
-    """Build the sketch of a column, or return None if a sketch is not useful.
+    """Build the sketch of a column: one byte for each row, which approximates the row's code.
 
-    Only integers have a shift. The sketch of strings numbers the intervals between bounds, which are taken from a
-    sample of the codes so that each interval has about as many rows.
+    For strings, a sample of the codes is divided into intervals with about as many rows each, and the byte is the
+    number of the interval that contains the code.
+
+    Returns:
+        The bytes, and the number of bits by which the codes of integers are shifted. The number is 0 for other types.
+        None if a sketch is not useful.
     """
     address = block.address + packed_column.codes
     if packed_column.form == Form.INTEGERS:

@@ -56,7 +56,7 @@ def _decode_strings(column: PackedColumn, rows: Longs) -> list[bytes | None]:
     if packed_values.ends == NONE:  # No string is longer than its head.
         return [
             common + heads[begin : begin + size]
-            for begin, size in zip(_list_head_starts(width, rows), lengths.tolist(), strict=True)
+            for begin, size in zip(_list_code_starts(width, rows), lengths.tolist(), strict=True)
         ]
     tail_ends = _read_uints(column, packed_values.ends, _END_BYTES)[rows].astype(np.int64)
     tail_starts = tail_ends - np.maximum(lengths - width, 0)
@@ -67,7 +67,7 @@ def _decode_strings(column: PackedColumn, rows: Longs) -> list[bytes | None]:
     return [
         common + heads[head_start:head_end] + tails[tail_start:tail_end]
         for head_start, head_end, tail_start, tail_end in zip(
-            _list_head_starts(width, rows),
+            _list_code_starts(width, rows),
             head_ends.tolist(),
             (tail_starts - read_start).tolist(),
             (tail_ends - read_start).tolist(),
@@ -76,7 +76,7 @@ def _decode_strings(column: PackedColumn, rows: Longs) -> list[bytes | None]:
     ]
 
 
-def _list_head_starts(width: int, rows: Longs) -> range:
+def _list_code_starts(width: int, rows: Longs) -> range:
     """Return where the code of each row starts, if the codes of all rows are joined to one text of bytes."""
     return range(0, width * len(rows), width)
 

@@ -92,7 +92,7 @@ class Cleaner:
         """Delete superseded and quarantined files after their retention, and return their number."""
         deleted_count = 0
         before_ms = (await read_passed_time(self._store, self._clock)).find_time_ago(self._retention_ms)
-        for file in await self._store.index_files_unused(before_ms, _FILES_PER_ROUND_MAX):
+        for file in await self._store.list_unused_index_files(before_ms, _FILES_PER_ROUND_MAX):
             try:
                 await self._objects.delete(file.location)
                 await self._registry.forget(file.uuid, file.location)

@@ -77,7 +77,7 @@ class IndexReader:
         return read_header(tail, size_bytes, location)
 
     async def _read_tail(self, location: str, size_bytes: int, length: int) -> bytes:
-        """Return the last `length` bytes of the file.
+        """Return at least the last `length` bytes of the file, and at least `TAIL_BYTES` unless the file is shorter.
 
         The method requests one byte more, to detect a file that is longer than `size_bytes`.
         """

@@ -154,7 +154,7 @@ class Indexes:
 
     def is_unsupported(self, file: RegisteredIndexFile) -> bool:
         """Return whether the file has a version that this program cannot read."""
-        return self._retry_times.get(file.location) == math.inf
+        return self._retry_times.get(file.location) == math.inf  # Such a file is never read again.
 
     def fetch(self, file: RegisteredIndexFile) -> asyncio.Task[OpenIndex | None]:
         """Run `open` as a task, or return the task that already opens this file."""
@@ -247,7 +247,10 @@ class Indexes:
         return task.result()
 
     def schedule_verification(self, files: Iterable[RegisteredIndexFile], reason: str) -> None:
-        """Run `verify_source` for each of these files in a task."""
+        """Start a task for each of these files which verifies the stored index file, because a probe found damage.
+
+        The damage may be only in a cached copy. A file whose task is still running does not get a second task.
+        """
         for file in files:
             if file.location not in self._verification_tasks:
                 task = asyncio.create_task(self.verify_source([file], reason), name="verify-index-file")

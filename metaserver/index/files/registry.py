@@ -110,7 +110,9 @@ class Registry:
         return await self._change_files(QuarantineIndexFile(uuid, location, reason, self._clock.now_ms()))
 
     async def forget(self, uuid: str, location: str) -> int:
-        """Remove the row of a file that was deleted from storage.
+        """Remove the row of a file that was deleted from storage, and return the new index version of the table.
+
+        The index version counts the changes of the table's index files.
 
         Raises:
             CommitConflict: The file is live.

@@ -119,7 +119,7 @@ class RemoteIndexFile:
 
     @property
     def bitmap(self) -> RemoteBitmap:
-        """The bitmaps. The index kind must have `answers_rows`."""
+        """The bitmaps of the rows. The caller uses them only for index kinds that find rows, not only files."""
         assert isinstance(self.blob, RemoteBitmap)
         return self.blob
 

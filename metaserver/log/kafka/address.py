@@ -76,6 +76,7 @@ def parse_address(text: str, properties_file: str) -> KafkaAddress:
         ConfigError: A setting is invalid. The message names it.
     """
     servers, prefix = split_servers("stream_log", text, "kafka://host:port[,host:port]/prefix")
+    # The server adds an id to its prefix for each further warehouse.
     characters_max = _PREFIX_CHARS_MAX + (_WAREHOUSE_CHARS if _WAREHOUSE_SUFFIX.search(prefix) else 0)
     if not prefix or len(prefix) > characters_max or not _NAME_CHARS.issuperset(prefix):
         raise ConfigError(

@@ -130,9 +130,11 @@ class KafkaBroker:
         }
         self._producer = self._make_producer()
         self._admin = AdminClient({**self._client_properties})
-        # Use a separate client for deletions: after a topic did not exist, a client finds no leader for some time.
+        # Use a separate client for deletions. After a request for a missing topic, a client finds no leader of a
+        # partition for some time.
         self._deleting_admin = AdminClient({**self._client_properties})
-        # The follower is seldom assigned again, so its fetches may wait longer, which needs fewer requests.
+        # The follower reads the journal from its last position on. It seldom changes its position, so its fetches may
+        # wait longer for new records, which needs fewer requests.
         self._follower = self._make_consumer(fetch_wait_ms=500)
         # Do not use the follower of the journal: its connection answers no other request while a fetch waits.
         self._range_consumer = self._make_consumer()

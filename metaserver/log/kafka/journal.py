@@ -11,13 +11,13 @@ The effect of a record depends only on the records before it, because the record
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from seamark.formats.runtime.decoding import convert_msgpack
 from seamark.formats.runtime.errors import LogUnavailable
-from seamark.metaserver.log.port import Shard
+from seamark.metaserver.log.port import PRODUCER_CHARS_MAX, Shard
 from seamark.metaserver.log.state import StateSummary
 
 VERSION = 2
@@ -28,6 +28,14 @@ _FASTEST_LEVEL = 1
 """The level at which zlib compresses fastest."""
 HEAD_PIECE_BYTES = 512 << 10
 """The size of the pieces of a head. It is below the size of records that Kafka accepts by default (1 MB)."""
+
+
+_NUMBER_BYTES_MAX = 9
+"""The maximum size of an encoded number."""
+_CHARACTER_BYTES_MAX = 4
+"""The maximum size of a character in UTF-8."""
+_REQUEST_BYTES_MAX, _SHARD_BYTES_MAX, _GATE_BYTES_MAX = 50, 60, 20
+"""The space for the numbers and lengths of a request, of each of its shards and of each moved gate, rounded up."""
 
 
 class RowsEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -58,6 +66,7 @@ class AppendRequest(msgspec.Struct, frozen=True, array_like=True, tag=1):
     The fields of the producer are those of `StreamProducer`. The name is empty if there is no producer.
 
     Attributes:
+        sparse: Whether sequence numbers of the producer may be missing.
         gates: Tuples of a stream, and the number of its gate when the rows were checked. A gate is closed and opened by
             commits that change how rows are written, and counts these changes. Streams with the number 0 are left out.
     """
@@ -134,6 +143,24 @@ class MoveGatesRequest(msgspec.Struct, frozen=True, array_like=True, tag=6):
 Request = AppendRequest | FenceRequest | RemoveRequest | ReleaseRequest | TrimRequest | MoveGatesRequest
 
 
+def compute_bytes_max(request: Request, record_counts: Mapping[Shard, int]) -> int:
+    """Compute the maximum size of a request in the journal.
+
+    Args:
+        request: The request. Its batches may be missing, because their offsets in Kafka are not known yet.
+        record_counts: The number of Kafka's records with the rows of each shard.
+    """
+    size_bytes = _REQUEST_BYTES_MAX
+    if isinstance(request, AppendRequest | FenceRequest):
+        size_bytes += _CHARACTER_BYTES_MAX * PRODUCER_CHARS_MAX
+    for shard, record_count in record_counts.items():
+        # The name of the stream appears twice: with the rows, and with the number of the stream's gate.
+        size_bytes += _SHARD_BYTES_MAX + 2 * len(shard.stream) + _NUMBER_BYTES_MAX * record_count
+    if isinstance(request, MoveGatesRequest):
+        size_bytes += sum(_GATE_BYTES_MAX + len(stream) for stream, _ in request.numbers)
+    return size_bytes
+
+
 class JournalGroup(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """Requests of one replica, which are applied one after the other.
 
@@ -203,7 +230,7 @@ class StoredBatch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ShardBatches(msgspec.Struct, frozen=True, array_like=True):
-    """The batches of a shard in a head.
+    """The batches of a shard in a head, which is the stored state of the log.
 
     Attributes:
         first_record: Kafka's offset before which records may be deleted.
@@ -216,14 +243,25 @@ class ShardBatches(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GateSummary(msgspec.Struct, frozen=True, array_like=True):
-    """The gate of a stream. `StreamGate` describes the fields."""
+    """The gate of a stream. A commit that changes how rows are written closes it, so that the log refuses appends.
+
+    Attributes:
+        number: The number of times that the gate was closed or opened.
+        is_closed: Whether the log refuses appends to the stream.
+    """
 
     number: int = 0
     is_closed: bool = False
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True):
-    """The state of a log after some records of the journal."""
+    """The head of a journal: the state of the log after the records up to some offset.
+
+    A replica that starts reads a head instead of the records that it replaces.
+
+    Attributes:
+        gates: The gate of each stream whose gate was ever closed.
+    """
 
     state: StateSummary
     shards: list[ShardBatches]
@@ -233,8 +271,9 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
 def choose_version(requests: Iterable[Request]) -> int:
     """Return the lowest version of the journal format in which these requests can be written.
 
-    Groups without gates get the earlier version, so that earlier servers can still read them. A group with gates needs
-    the later version, because an earlier server would ignore the gates.
+    The gate of a stream refuses appends while a commit changes how rows are written. Requests that neither move nor
+    check a gate get the earlier version, so that earlier servers can still read them. Requests with gates need the
+    later version, because an earlier server would ignore the gates.
     """
     moves_gates = any(
         isinstance(request, MoveGatesRequest) or (isinstance(request, AppendRequest) and request.gates)
@@ -249,6 +288,8 @@ def encode_group(group: JournalGroup) -> bytes:
 
 def decode_record(data: bytes) -> JournalRecord:
     """Decode a record of the journal.
+
+    Records of the first version have no gates, which refuse appends while a commit changes how rows are written.
 
     Raises:
         LogUnavailable: A later version of Seamark, or another program, wrote the record.
@@ -279,6 +320,8 @@ def encode_head(head: Head, head_id: str, after: int) -> list[bytes]:
     """
     data = zlib.compress(msgspec.msgpack.encode(head), _FASTEST_LEVEL)
     pieces = [data[start : start + HEAD_PIECE_BYTES] for start in range(0, len(data), HEAD_PIECE_BYTES)]
+    # Without moved gates, earlier servers can read the head. A gate refuses appends while a commit changes how rows are
+    # written.
     version = VERSION if head.gates else _VERSION_WITHOUT_GATES
     return [
         msgspec.msgpack.encode(HeadPiece(version, head_id, after, place, len(pieces), piece))

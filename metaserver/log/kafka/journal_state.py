@@ -62,14 +62,19 @@ class JournalState:
         # limits them before it writes (`KafkaLog.append`).
         self.state = LogState(producers_max=_NO_LIMIT, keep_ms=_NO_LIMIT)
         self.applied = 0
+        """The offset after the last applied record of the journal."""
         self.groups = 0
+        """The number of groups of requests since the last head, the last stored state."""
         self.trimmed_ms = 0
+        """The time of the last request to remove old rows."""
         self._batches: dict[Shard, list[StoredBatch]] = {}
         """The readable batches of each shard, in ascending order."""
         self._first_records: dict[Shard, int] = {}
+        """Kafka's offset before which the records of each shard may be deleted."""
         self._unreleased_bytes: dict[str, int] = {}
-        """The bytes of the unreleased batches, by stream."""
+        """The bytes of the rows that are in no data file yet, by stream. Retention keeps these rows."""
         self._gates: dict[str, GateSummary] = {}
+        """The gate of each stream whose gate was ever closed. A closed gate refuses appends to the stream."""
 
     def apply(self, group: JournalGroup) -> list[Outcome]:
         """Apply the next group, and return the outcome of each request."""
@@ -100,6 +105,15 @@ class JournalState:
         return answer
 
     def _append(self, request: AppendRequest, group: Group) -> Acknowledgement:
+        """Apply an append, and return its answer.
+
+        A repeated append gets its first answer. Any other append is refused if a commit has changed, or is changing,
+        how rows of the table are written since the rows were checked.
+
+        Raises:
+            GateMoved: A commit has closed or opened the gate of a stream.
+            LogUnavailable: Retention has deleted the rows of the append.
+        """
         producer = (
             StreamProducer(request.producer, request.sequence, request.epoch, request.sparse)
             if request.producer
@@ -110,7 +124,7 @@ class JournalState:
             for row_batch in request.batches
         }
         answer = group.append_sizes(sizes, producer)
-        if answer.duplicate:  # A repeat gets its first answer, even if a gate has moved since.
+        if answer.duplicate:
             return answer
         self._check_gates(request)
         for row_batch in request.batches:
@@ -137,7 +151,9 @@ class JournalState:
         return answer
 
     def _check_gates(self, request: AppendRequest) -> None:
-        """Check that the gates of an append have not moved since its rows were checked.
+        """Check that no commit has changed how rows are written since the rows of an append were checked.
+
+        Such a commit closes the gate of the stream, and opens it at its end. The gate counts both.
 
         Raises:
             GateMoved: A gate is closed, or has another number.
@@ -158,12 +174,15 @@ class JournalState:
             self._gates[stream] = GateSummary(number + 1, request.is_closed)
 
     def read_gate(self, stream: str) -> StreamGate:
-        """Return the gate of a stream."""
+        """Return the gate of a stream, which refuses appends while a commit changes how its rows are written."""
         gate = self._gates.get(stream, _UNMOVED_GATE)
         return StreamGate(gate.number, gate.is_closed)
 
     def list_gates(self) -> Collection[str]:
-        """Return the streams whose gates have moved."""
+        """Return the streams whose gate was ever closed.
+
+        A closed gate refuses appends while a commit changes how rows are written.
+        """
         return list(self._gates)
 
     def _release(self, offsets: Mapping[Shard, int]) -> None:
@@ -176,7 +195,12 @@ class JournalState:
             self._count_unreleased(shard.stream, -sum(batch.size_bytes for batch in batches[first:last]))
 
     def _count_unreleased(self, stream: str, size_bytes: int) -> None:
-        """Add to the unreleased bytes of a stream. `size_bytes` is negative if rows were released."""
+        """Count bytes of rows that are in no data file yet, which retention must keep.
+
+        Args:
+            stream: The stream of the rows.
+            size_bytes: The size of new rows, or a negative number for rows that are in data files now.
+        """
         self._unreleased_bytes[stream] = self._unreleased_bytes.get(stream, 0) + size_bytes
         if not self._unreleased_bytes[stream]:
             del self._unreleased_bytes[stream]
@@ -194,6 +218,7 @@ class JournalState:
             del self._first_records[shard]
 
     def _trim(self, request: TrimRequest, now_ms: int) -> None:
+        """Remove the batches before the new start of each shard, and forget old producers and removed streams."""
         for start in request.starts:
             shard = Shard(start.stream, start.number)
             batches, summary = self._batches.get(shard), self.state.shards.get(shard)
@@ -206,6 +231,7 @@ class JournalState:
             # Between the choice of `start` and this request, other replicas may have appended batches whose records are
             # before `start.record`. Keep these records.
             record = min((min(batch.records) for batch in batches), default=start.record)
+            # The offset never decreases, because records before the earlier offset may be deleted already.
             self._first_records[shard] = max(min(record, start.record), self._first_records.get(shard, 0))
         self.trimmed_ms = now_ms
         self.state.keep_ms = request.keep_ms
@@ -215,7 +241,7 @@ class JournalState:
         """Return the readable batches of a shard, in ascending order."""
         return self._batches.get(shard, ())
 
-    def get_first_records(self) -> dict[Shard, int]:
+    def get_deletable_offsets(self) -> dict[Shard, int]:
         """Return Kafka's offset of each shard before which records may be deleted."""
         return dict(self._first_records)
 
@@ -277,7 +303,7 @@ class JournalState:
         """Replace the state by a stored state."""
         self.state.restore(head.state)
         self.applied = applied_offset
-        self._gates = head.gates
+        self._gates = head.gates  # A closed gate refuses appends while a commit changes how rows are written.
         self._batches = {Shard(shard_head.stream, shard_head.number): shard_head.batches for shard_head in head.shards}
         self._first_records = {
             Shard(shard_head.stream, shard_head.number): shard_head.first_record
@@ -312,8 +338,8 @@ class JournalReader:
     def __init__(self, first: int) -> None:
         """Start at the first record of the journal, which has Kafka's offset `first`.
 
-        If `first` is 0, no record was deleted, so the reader needs no head. Otherwise it must read a complete head
-        first.
+        If `first` is 0, no record was deleted, so the reader can apply all records. Otherwise it must first read a
+        complete head: the state of the log that replaces the deleted records.
         """
         self.journal = JournalState()
         self.is_recovered = first == 0
@@ -322,11 +348,16 @@ class JournalReader:
         """The groups that were read before the first head was complete."""
         self._pieces: dict[str, list[bytes]] = {}
 
-    def read(self, offset: int, record: JournalRecord) -> list[Outcome]:
-        """Apply a record, and return the outcomes of its requests.
+    def apply(self, offset: int, record: JournalRecord) -> list[Outcome]:
+        """Apply a record of the journal, and return the outcomes of its requests.
 
-        The result is empty for a piece of a head, and for a group before the first complete head. Such a group waits
-        until a head provides the state to which it is applied.
+        A record is a group of requests, or a piece of a head, which is a stored state of the log. A piece has no
+        outcomes. If earlier records were deleted, a group before the first complete head also has none: it waits until
+        the head provides the state to which it is applied.
+
+        Args:
+            offset: Kafka's offset of the record.
+            record: The record.
         """
         if isinstance(record, HeadPiece):
             self._read_head(record)
@@ -344,12 +375,17 @@ class JournalReader:
             self.journal.applied = offset + 1
 
     def _read_head(self, piece: HeadPiece) -> None:
+        """Collect the pieces of a head, a stored state of the log. With the last piece, continue from this state.
+
+        The waiting groups are applied to the state, unless it includes them already.
+        """
         if self.is_recovered:
             # The state is known already, so only start counting the groups for the next head.
             if piece.place == piece.count - 1:
                 self.journal.groups = 0
             return
-        if piece.after < self._first:  # Skip this head, because records after it are missing.
+        # The state does not include the records from `piece.after` on. If some of them were deleted, skip this head.
+        if piece.after < self._first:
             return
         pieces = self._pieces.setdefault(piece.head, [])
         if piece.place != len(pieces):  # The writer has repeated a piece, or the first pieces were deleted.

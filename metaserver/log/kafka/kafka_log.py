@@ -50,6 +50,7 @@ from seamark.metaserver.log.kafka.journal import (
     StoredBatch,
     TrimRequest,
     choose_version,
+    compute_bytes_max,
     decode_record,
     encode_group,
     encode_head,
@@ -63,7 +64,6 @@ from seamark.metaserver.log.kafka.pieces import (
     split_batch,
 )
 from seamark.metaserver.log.port import (
-    PRODUCER_CHARS_MAX,
     Acknowledgement,
     Batch,
     GateMoved,
@@ -139,14 +139,7 @@ class _QueuedRequest:
     @property
     def journal_bytes_max(self) -> int:
         """The maximum size of the request in the journal, so that a group fits into one record of Kafka."""
-        size_bytes = 50  # Generous, as 60 and 20 below. A number has at most 9 bytes, and a character at most 4.
-        if isinstance(self.request, AppendRequest | FenceRequest):
-            size_bytes += 4 * PRODUCER_CHARS_MAX
-        for shard, batch in self.batches.items():
-            size_bytes += 60 + 2 * len(shard.stream) + 9 * count_records(batch)
-        if isinstance(self.request, MoveGatesRequest):
-            size_bytes += sum(20 + len(stream) for stream, _ in self.request.numbers)
-        return size_bytes
+        return compute_bytes_max(self.request, {shard: count_records(batch) for shard, batch in self.batches.items()})
 
 
 class KafkaLog:
@@ -169,7 +162,7 @@ class KafkaLog:
         """The requests of the groups whose records were written, but not read back yet, by the number of the group."""
         self._next_group = 0
         self._waiters = Waiters(lambda shard: self._journal.state.read_watermark(shard))
-        self._appliers: list[tuple[int, asyncio.Future[None]]] = []
+        self._apply_waiters: list[tuple[int, asyncio.Future[None]]] = []
         """The tasks that wait until the journal is applied up to an offset."""
         self._query_lock = asyncio.Lock()
         self._query_count = self._answered_query = self._end = 0
@@ -198,16 +191,18 @@ class KafkaLog:
         try:
             for offset, data in records:
                 record = decode_record(data)
-                outcomes = self._reader.read(offset, record)
+                outcomes = self._reader.apply(offset, record)
                 if isinstance(record, JournalGroup) and record.writer == self._writer:
                     self._answer(record.number, outcomes)
         except Exception as error:  # noqa: BLE001  no caller may wait for a state that no longer changes
             self._fail(error)
             return
+        # After `restart`, a new reader builds its state from a later record. Until it is as recent as the earlier
+        # state, continue with the earlier state.
         if self._reader.is_recovered and self._reader.journal.applied >= self._journal.applied:
             self._journal = self._reader.journal
             self._waiters.wake_all()
-            self._wake_appliers(self._journal.applied)
+            self._wake_apply_waiters(self._journal.applied)
 
     def restart(self, start: int) -> None:
         """Continue at a later record, because records were deleted while this replica was paused."""
@@ -227,11 +222,11 @@ class KafkaLog:
             else:
                 future.set_result(outcome)
 
-    def _wake_appliers(self, applied_offset: int) -> None:
-        for end, future in self._appliers:
+    def _wake_apply_waiters(self, applied_offset: int) -> None:
+        for end, future in self._apply_waiters:
             if end <= applied_offset and not future.done():
                 future.set_result(None)
-        self._appliers = [(end, future) for end, future in self._appliers if not future.done()]
+        self._apply_waiters = [(end, future) for end, future in self._apply_waiters if not future.done()]
 
     def _fail(self, error: Exception) -> None:
         message = error.message if isinstance(error, SeamarkError) else "The log has failed unexpectedly"
@@ -241,7 +236,7 @@ class KafkaLog:
             self._answer(number, None)
         self._refuse_waiting()
         self._waiters.close()
-        self._wake_appliers(_NO_LIMIT_OFFSET)
+        self._wake_apply_waiters(_NO_LIMIT_OFFSET)
 
     async def catch_up(self) -> None:
         self._check_open()
@@ -277,8 +272,8 @@ class KafkaLog:
     async def _wait_applied(self, end: int) -> None:
         """Wait until the journal is applied up to the offset `end`, or the log fails."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._appliers.append((end, future))
-        self._wake_appliers(self._journal.applied)
+        self._apply_waiters.append((end, future))
+        self._wake_apply_waiters(self._journal.applied)
         await future
 
     # -- appending ---------------------------------------------------------------------------------------------------
@@ -557,7 +552,7 @@ class KafkaLog:
     # -- retention ---------------------------------------------------------------------------------------------------
 
     async def maintain(self) -> None:
-        """Remove old rows, and write heads, until the task is cancelled."""
+        """Remove old rows, and write heads, the states from which replicas start, until the task is cancelled."""
         while True:
             await asyncio.sleep(self._limits.trim_interval_s)
             try:
@@ -578,11 +573,13 @@ class KafkaLog:
             batches_max=limits.batches_max,
             bytes_max=limits.retention_bytes,
         )
-        if starts or now_ms - self._journal.trimmed_ms >= REMEMBERED_MS:  # It also makes replicas forget producers.
+        # A TrimRequest also makes the replicas forget old producers, so send one from time to time without rows.
+        if starts or now_ms - self._journal.trimmed_ms >= REMEMBERED_MS:
             await self._request(TrimRequest(tuple(starts[:TRIMMED_SHARDS_MAX]), limits.retention_ms))
-        first_records = {  # The journal records the removal of the records before these. Delete each record only once.
+        # The state of the journal no longer contains the records before these offsets. Delete each record only once.
+        first_records = {
             shard: record
-            for shard, record in self._journal.get_first_records().items()
+            for shard, record in self._journal.get_deletable_offsets().items()
             if self._deleted_offsets.get(shard, 0) < record
         }
         if first_records:
@@ -626,7 +623,7 @@ class KafkaLog:
         self._failure = self._failure or "The log is closed, because the server stops; retry later"
         self._refuse_waiting()
         self._waiters.close()
-        self._wake_appliers(_NO_LIMIT_OFFSET)
+        self._wake_apply_waiters(_NO_LIMIT_OFFSET)
 
     def cancel_groups(self) -> list[asyncio.Task[None]]:
         """Cancel the running groups, and return their tasks."""

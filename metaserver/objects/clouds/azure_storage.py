@@ -15,7 +15,7 @@ from seamark.formats.storage.storages import STORAGES
 from seamark.metaserver.objects.clouds.azure import AzureObjects
 from seamark.metaserver.objects.clouds.azure_access import build_key_properties, build_service_properties
 from seamark.metaserver.objects.clouds.azure_sas import SasIssuer, compute_expiry_ms
-from seamark.metaserver.objects.clouds.issued_keys import KeyCache, lend_keys, lends_keys
+from seamark.metaserver.objects.clouds.issued_keys import KeyCache, add_issued_keys, lends_keys
 from seamark.metaserver.objects.credentials import VendedKeys
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.objects.storage import ClientAccess, ServerStorage
@@ -63,7 +63,7 @@ class AzureStorage(ServerStorage):
             return properties, []
         stamp = self.compute_keys_stamp(settings, self._clock.now_ms())
         login = settings.azure_tenant_id, settings.azure_client_id, settings.azure_account_key
-        return await lend_keys(
+        return await add_issued_keys(
             self._key_cache,
             partial(self._sas.issue, settings),
             (settings.azure_endpoint, *login, stamp),
@@ -89,7 +89,7 @@ class AzureStorage(ServerStorage):
     def make_job_keys(self, settings: Settings) -> Callable[[], dict[str, str]] | None:
         return lambda: build_key_properties(settings)
 
-    def access_check(self, root: Location, settings: Settings, name: str) -> dict[str, Any]:
+    def make_access_check_arguments(self, root: Location, settings: Settings, name: str) -> dict[str, Any]:
         return {"location": f"{root}/{name}", "storage": build_service_properties(settings, root)}
 
 

@@ -50,11 +50,14 @@ class Backing:
             raise ConfigError(f"s3_backend must be gs:// or abfss://account.dfs.core.windows.net; {backend!r} is not")
 
     def map_bucket(self, bucket: str) -> str:
-        """Return the bucket of locations in the cloud for a bucket of `s3://` locations."""
+        """Return the bucket of locations in the cloud for a bucket of `s3://` locations.
+
+        On Azure, locations name the container and the account: `container@account.dfs.core.windows.net`.
+        """
         return f"{bucket}@{self._host}" if self._host else bucket
 
-    def place(self, location: Location) -> Location:
-        """Return the location in the cloud of an `s3://` location.
+    def map_to_cloud(self, location: Location) -> Location:
+        """Return the location in the cloud that stores the object of an `s3://` location.
 
         Raises:
             BadRequest: The cloud has no such bucket name or key.
@@ -63,7 +66,7 @@ class Backing:
 
     def open(self, roots: Sequence[Location], settings: Settings, clock: Clock) -> CloudObjects[Any]:
         objects = GoogleObjects if self._scheme == "gs" else AzureObjects
-        return objects([self.place(root) for root in roots], settings, clock)
+        return objects([self.map_to_cloud(root) for root in roots], settings, clock)
 
 
 def check_roots(roots: Sequence[Location]) -> None:
@@ -82,19 +85,19 @@ def check_roots(roots: Sequence[Location]) -> None:
 class BackedObjects(ForwardingObjects):
     """An ObjectStore for `s3://` locations that stores the objects in a cloud."""
 
-    def __init__(self, cloud_objects: CloudObjects[Any], location_map: Backing) -> None:
+    def __init__(self, cloud_objects: CloudObjects[Any], backing: Backing) -> None:
         super().__init__(cloud_objects)
-        self._backing = location_map
+        self._backing = backing
 
     def _map_location(self, location: str) -> str:
         parsed_location = parse_location(location)
         if parsed_location.scheme != "s3":
             raise BadRequest(f"{location!r} is not on S3")
-        return str(self._backing.place(parsed_location))
+        return str(self._backing.map_to_cloud(parsed_location))
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         parsed_location = parse_location(prefix)
-        root = self._backing.place(Location(parsed_location.scheme, parsed_location.bucket, "")).root()
+        root = self._backing.map_to_cloud(Location(parsed_location.scheme, parsed_location.bucket, "")).root()
         async for info in self._stored_objects.list(self._map_location(prefix)):
             location = f"{parsed_location.root()}{info.location.removeprefix(root)}"
             yield ObjectInfo(location, info.size_bytes, info.modified_ms)

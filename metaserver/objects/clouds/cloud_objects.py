@@ -219,7 +219,7 @@ class CloudObjects(ABC, Generic[S]):
         return store, parsed_location
 
     def explain(self, error: Exception, location: str) -> SeamarkError:
-        """Return the error that the port documents for an error of obstore."""
+        """Convert an error of the library obstore to the error that the methods of `ObjectStore` raise."""
         # The first line is the cause. The other lines are the service's XML and Rust debug output.
         reason = str(error).partition("\n")[0].partition(": <?xml")[0].partition(": \ufeff<?xml")[0]
         if self.missing_bucket in str(error):

@@ -18,7 +18,7 @@ from seamark.metaserver.objects.clouds.gcs_access import (
     check_key,
     restrict_token,
 )
-from seamark.metaserver.objects.clouds.issued_keys import REUSE_MS, KeyCache, lend_keys, lends_keys
+from seamark.metaserver.objects.clouds.issued_keys import REUSE_MS, KeyCache, add_issued_keys, lends_keys
 from seamark.metaserver.objects.credentials import VendedKeys
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.objects.storage import ClientAccess, ServerStorage
@@ -58,7 +58,7 @@ class GoogleStorage(ServerStorage):
         properties = build_service_properties(settings)
         if not lends_keys(settings.gcs_client_access, delegation):
             return properties, []
-        return await lend_keys(
+        return await add_issued_keys(
             self._key_cache,
             partial(restrict_token, settings),
             (settings.gcs_service_account_key, settings.gcs_service_account_file),
@@ -83,7 +83,7 @@ class GoogleStorage(ServerStorage):
     def make_job_keys(self, settings: Settings) -> Callable[[], dict[str, str]] | None:
         return lambda: build_key_properties(settings)
 
-    def access_check(self, root: Location, settings: Settings, name: str) -> dict[str, Any]:
+    def make_access_check_arguments(self, root: Location, settings: Settings, name: str) -> dict[str, Any]:
         return {"location": f"{root}/{name}", "storage": build_service_properties(settings)}
 
 

@@ -116,7 +116,7 @@ def lends_keys(client_access: str, delegation: str | None) -> bool:
     return client_access != "none" and (not mechanisms or VENDED in mechanisms)
 
 
-async def lend_keys(
+async def add_issued_keys(
     cache: KeyCache,
     issue: KeyIssuer,
     identity: tuple[object, ...],
@@ -126,7 +126,7 @@ async def lend_keys(
     may_write: Callable[[], bool] | None,
     refresh: tuple[str, str],
 ) -> ClientAccess:
-    """Return the configuration of a client, with keys for a table that a cloud issues.
+    """Return the configuration of a client, with the keys that a cloud issues for a table.
 
     Args:
         cache: The cache of the cloud's keys.
@@ -144,10 +144,11 @@ async def lend_keys(
     return describe_keys(table, address, {**issued_keys.properties, **({name: path} if path else {})})
 
 
-def describe_keys(table: Location, address: dict[str, str], keys: dict[str, str]) -> ClientAccess:
+def describe_keys(table_location: Location, address: dict[str, str], credentials: dict[str, str]) -> ClientAccess:
     """Return the `config` and the `storage-credentials` of a LoadTableResult.
 
-    Clients read `storage-credentials` first, but before Iceberg 1.8 only `config`.
+    Both contain the credentials. Clients read `storage-credentials` first, but clients before Iceberg 1.8 read only
+    `config`.
     """
-    config = {**address, **keys}
-    return config, [{"prefix": f"{table}/", "config": config}]
+    config = {**address, **credentials}
+    return config, [{"prefix": f"{table_location}/", "config": config}]

@@ -17,7 +17,10 @@ from seamark.metaserver.settings.settings import Settings
 
 
 class HdfsStorage(ServerStorage):
-    """HDFS, which engines open with their own configuration of Hadoop. It has no keys for one table."""
+    """HDFS, which engines open with their own configuration of Hadoop.
+
+    The server cannot issue credentials that are limited to one table.
+    """
 
     rules = STORAGES["hdfs"]
     variable_prefixes = ("HADOOP_", "KRB5")
@@ -25,7 +28,7 @@ class HdfsStorage(ServerStorage):
     @asynccontextmanager
     async def open(self, roots: Sequence[Location], settings: Settings, clock: Clock) -> AsyncIterator[ObjectStore]:
         for root in roots:
-            self.check_root(root, settings)
+            self.prepare_root(root, settings)
         objects = HdfsObjects(roots, settings, clock)
         try:
             yield objects
@@ -38,7 +41,7 @@ class HdfsStorage(ServerStorage):
             "(HADOOP_USER_NAME, or the Kerberos ticket) may write the folder"
         )
 
-    def check_root(self, root: Location, settings: Settings) -> None:
+    def prepare_root(self, root: Location, settings: Settings) -> None:
         try:
             open_client(root.bucket, settings)
         except ImportError:
@@ -53,5 +56,5 @@ class HdfsStorage(ServerStorage):
         folder = settings.hdfs_config_folder
         return (lambda: {"hdfs.config-folder": folder}) if folder else None
 
-    def access_check(self, root: Location, settings: Settings, name: str) -> dict[str, Any]:
+    def make_access_check_arguments(self, root: Location, settings: Settings, name: str) -> dict[str, Any]:
         return {"location": f"{root}/{name}", "storage": {}}

@@ -78,7 +78,7 @@ class ClientThreads(Generic[C]):
                 async with asyncio.timeout(timeout_s):
                     return await answer
             except TimeoutError:
-                self._discard(connection)
+                self._replace_connection(connection)
                 raise
             finally:
                 if answer.cancelled():
@@ -89,7 +89,7 @@ class ClientThreads(Generic[C]):
             self._slots.release()
 
     def _check_hung_threads(self) -> bool:
-        """Return whether this call tries a client while the maximum number of threads hang.
+        """Return whether this call is a trial, which is allowed from time to time although too many threads hang.
 
         Raises:
             TimeoutError: The last trial is too recent.
@@ -127,8 +127,11 @@ class ClientThreads(Generic[C]):
         thread.start()
         return thread, answer
 
-    def _discard(self, connection: _Connection[C]) -> None:
-        """Open a new client for the next call, unless another call has done so."""
+    def _replace_connection(self, connection: _Connection[C]) -> None:
+        """Replace a connection that does not answer by a new client for the next call.
+
+        If another call has replaced it already, do nothing.
+        """
         if self._connection is connection:
             self._connection = _Connection(self._open_client)
             _log.warning("HDFS does not answer, so the client is replaced", authority=self._authority)

@@ -80,7 +80,7 @@ class ColumnSample:
         return [column.rows if mask is None else int(mask.sum()) for mask, column in masks]
 
     def compute_share_of_rows(self, condition: Expression) -> float:
-        """Return the share of the rows in `files_left` that match."""
+        """Return the share of the sampled rows that match the condition, which compares only this column."""
         rows = sum(column.rows for column in self.columns)
         return sum(self.count_matching_rows(condition)) / rows if rows else 0.0
 

@@ -90,7 +90,7 @@ def find_cube_candidates(
     """Return the cubes that shrink the rows of a file by at least the factor `ROWS_PER_GROUP_MIN`.
 
     Args:
-        shapes: The shapes by their fingerprints.
+        shapes: The recorded statements. A shape is a statement without its literals. Its key is a digest of it.
         sample: The sampled rows. A column that is not sampled cannot be a dimension of a candidate.
         rows_per_file: The number of rows of an average file.
     """
@@ -117,7 +117,10 @@ def find_cube_candidates(
 def _make_candidate(
     dimensions: frozenset[int], shapes: Sequence[RecordedShape], sample: RowSample, rows_per_file: int
 ) -> CubeCandidate:
-    """Make a cube with these dimensions, and with the measures of all shapes that it answers."""
+    """Make a cube with these dimensions, and with the aggregates of all statements that it answers.
+
+    The `shapes` are the recorded statements without their literals.
+    """
     answered_shapes = [recorded_shape for recorded_shape in shapes if dimensions >= _find_dimensions(recorded_shape)]
     measures = {aggregate for recorded_shape in answered_shapes for aggregate in recorded_shape.shape.aggregates}
     groups = rows_per_file / _estimate_rows_per_group(dimensions, sample, rows_per_file)
@@ -136,7 +139,7 @@ def _can_cube_answer(recorded_shape: RecordedShape) -> bool:
         shape.engine in _ENGINES
         and not shape.joins
         and bool(shape.aggregates)
-        and all(
+        and all(  # The column id is 0 if the argument is no plain column, as in count(*).
             aggregate.function in AGGREGATE_FUNCTIONS and (aggregate.column_id > 0 or aggregate.function == "count")
             for aggregate in shape.aggregates
         )

@@ -90,8 +90,6 @@ def _compute_bound_codes(
         texts = [all_texts[number] for number in picked_files.tolist()]
         has_bound = np.array([text is not None for text in texts], dtype=np.bool_)
         places = np.array([np.searchsorted(column.values, text or b"", side) for text in texts], dtype=np.int64)  # type: ignore[call-overload]
-        if side == "right":  # Upper bounds of strings may be cut and incremented, so the next value may occur, too.
-            places = np.minimum(places, len(column.values))
     else:
         numbers = np.asarray(bounds)[picked_files]
         has_bound = np.isfinite(numbers) if numbers.dtype == np.float64 else numbers != MISSING

@@ -50,7 +50,11 @@ _ASSUMED = EngineCosts()
 
 @dataclass(frozen=True)
 class _TimedShape:
-    """The mean seconds, files and bytes of the statements of a shape for which the engine has reported a time."""
+    """The mean seconds, files and bytes of statements that differ only in their literals.
+
+    Only statements for which the engine has reported a time count. `fingerprint` is the digest of such a statement
+    without its literals.
+    """
 
     fingerprint: str
     statements: int
@@ -62,6 +66,8 @@ class _TimedShape:
 @dataclass(frozen=True)
 class EngineTimes:
     """The reported times of a table's statements.
+
+    A shape is a statement without its literals, and its fingerprint is a digest of it.
 
     Attributes:
         costs: The fitted costs of statements, by engine.
@@ -95,7 +101,11 @@ class EngineTimes:
         return EngineTimes(costs, engines, ratios)
 
     def estimate(self, fingerprint: str, files: float, size_bytes: float) -> float:
-        """Return the estimated time in seconds of a statement of this shape that reads these numbers."""
+        """Estimate the time in seconds of a statement that reads this number of files and bytes.
+
+        `fingerprint` is the digest of the statement without its literals. For an unknown statement, the estimate uses
+        assumed costs.
+        """
         costs = self.costs.get(self.engines.get(fingerprint, ""), _ASSUMED)
         return costs.estimate(files, size_bytes) * self.ratios.get(fingerprint, 1.0)
 

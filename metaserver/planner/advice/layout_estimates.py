@@ -79,14 +79,13 @@ Interval = tuple[Key | None, Key | None, bool, bool]
 
 
 class LayoutEstimate(NamedTuple):
-    """An estimate for a layout by `columns`.
-
-    `files_in` is the number of files of the table, and `files` the number of files that the plan would keep.
-    """
+    """An estimate of the files that a scan would read if the table were clustered by `columns`."""
 
     columns: tuple[str, ...]
     files_in: int
+    """The number of files of the table."""
     files: int
+    """The number of files that the scan would read."""
 
 
 class LayoutEstimates(NamedTuple):
@@ -190,7 +189,10 @@ def _read_policy_columns(properties: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _count_partitions(candidates: FoundFiles, properties: Mapping[str, str]) -> Counter[_PartitionSize]:
-    """Count the partitions by their numbers of files and layers after a rewrite."""
+    """Count the partitions by their numbers of files and layers after a rewrite.
+
+    A layer is a group of files that are clustered together. A large partition has several layers.
+    """
     target_bytes = max(1, parse_count(properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT))
     files_by_partition = group_by_partition(candidates)
     sizes = np.bincount(
@@ -315,8 +317,10 @@ def _find_intervals(part: Bound) -> list[Interval] | None:
 
 def _intersect_intervals(left: Interval, right: Interval) -> Interval | None:
     """Return the intersection of two intervals, or None if it is empty."""
-    low, has_low = _choose_tighter((left[0], left[2]), (right[0], right[2]), lower=True)
-    high, has_high = _choose_tighter((left[1], left[3]), (right[1], right[3]), lower=False)
+    left_low, left_high, left_has_low, left_has_high = left
+    right_low, right_high, right_has_low, right_has_high = right
+    low, has_low = _choose_tighter((left_low, left_has_low), (right_low, right_has_low), lower=True)
+    high, has_high = _choose_tighter((left_high, left_has_high), (right_high, right_has_high), lower=False)
     if low is not None and high is not None and (low > high or (low == high and not (has_low and has_high))):  # type: ignore[operator]
         return None
     return low, high, has_low, has_high
@@ -349,13 +353,21 @@ def _estimate_row_shares(
     intervals: Sequence[Interval],
     sample: ColumnSample | str | None,
 ) -> Shares | str | None:
-    """Return where each interval starts and ends, as shares of the rows, or a text that says why this is unknown.
+    """Estimate where each interval of values starts and ends, as shares of the rows of the table.
 
     The shares are from the sample. Without a sample, they are from the bounds of the files, which cannot show how many
     rows have a single value. So an equality also needs the number of distinct values.
 
+    Args:
+        scan: The scan.
+        candidates: The files whose bounds are used.
+        parts: The conditions on one column.
+        intervals: The intervals of values that satisfy all conditions.
+        sample: The sample of the column, a text that says why the column was not sampled, or None for no sample.
+
     Returns:
-        None if no value can satisfy the condition, or if the computation would be too large.
+        The shares, or a text that says why they are unknown. None if no value can satisfy the condition, or if the
+        computation would be too large.
     """
     part = parts[0]
     if not intervals or not candidates.file_count or len(intervals) * candidates.file_count > _WORK_MAX:
@@ -379,7 +391,7 @@ def _estimate_row_shares(
         return axis_shares
     distinct_values = _count_distinct_values(scan, part.column_id)
     if distinct_values is None:
-        return sample or NOT_SAMPLED
+        return sample or NOT_SAMPLED  # Here `sample` is the reason why there is no sample, or None.
     return [(low, max(high, min(1.0, low + 1 / distinct_values))) for low, high in axis_shares]
 
 
@@ -487,7 +499,10 @@ class _Axis(NamedTuple):
         return start, max(start, end)
 
     def _locate_key(self, key: Key, *, after: bool) -> float:
-        """Return the position of a key on the axis.
+        """Return the position of a value on the axis, a number that is compared with the positions of the bounds.
+
+        The position of a number is its distance from the smallest bound. The position of a string is the number that
+        its first bytes after the common prefix of all bounds form.
 
         Args:
             key: The value.

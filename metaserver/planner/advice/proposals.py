@@ -115,7 +115,7 @@ class Proposal(msgspec.Struct, frozen=True, rename="kebab"):
         title: The change in words.
         commands: The commands or statements that make the change.
         change: The change that a client makes to apply the proposal.
-        before: The files, bytes and seconds that an average statement reads now, as the replay predicts.
+        before: The files, bytes and seconds that an average statement reads now, as a simulation predicts.
         predicted: The files, bytes and seconds that this statement would read after the change.
         cost_bytes: The bytes that the change reads and writes once.
         cost_seconds: The time that the change takes.
@@ -198,7 +198,7 @@ def make_proposals(state: AdvisedTable) -> tuple[Reads, list[Proposal]]:
 def measure_reads(state: AdvisedTable) -> Reads:
     """Return the files, bytes and seconds that an average statement reads at present.
 
-    The reads are predicted by a replay over the bounds and indexes of the table.
+    They are predicted by simulating the recorded statements with the bounds and indexes of the table.
     """
     return _Advisor(state).before
 
@@ -212,20 +212,20 @@ class _Advisor:
 
     def __init__(self, state: AdvisedTable) -> None:
         self._state = state
-        # An index on an attribute of a dimension table evaluates no condition on the table's own columns.
+        # Other kinds have no known share of false positives. Indexes on dimension tables evaluate no own conditions.
         self._indexes = [
             index
             for index in read_definitions(state.metadata).enabled
             if index.kind in FALSE_SHARES and not index.dimension_tables
         ]
         cubes = [index for index in read_definitions(state.metadata).enabled if index.kind == CUBE]
-        self._answered_shapes = find_answered_shapes(state.shapes, cubes)
+        self._answered_shapes = find_answered_shapes(state.shapes, cubes)  # These statements read no data files.
         self._layout = make_current_layout(state.files, state.sample)
         self._current_shares = self._compute_shares(self._layout)
         self.before = self._average_reads(*self._current_shares, state.files.file_count)
 
     def rank_proposals(self) -> list[Proposal]:
-        """Return the useful proposals, sorted by the net time that they save, or no proposal if none pays."""
+        """Return the useful proposals by the net time that they save. If none saves more than it costs, return none."""
         proposals = [
             *self._propose_clusterings(),
             *self._propose_indexes(),
@@ -242,7 +242,7 @@ class _Advisor:
             for proposal in proposals
             if proposal.kind in _USEFUL_WITHOUT_FEWER_BYTES or self._is_useful(proposal)
         ]
-        # Statements read as many bytes of a pinned table as before, so a pin follows the proposals that save bytes.
+        # A pin keeps the files of the table in a cache. Statements still read as many bytes, so it comes later.
         useful.sort(
             key=lambda proposal: (
                 not proposal.pays,
@@ -251,7 +251,7 @@ class _Advisor:
                 proposal.id,
             )
         )
-        # Proposals that cannot pay come last. If no proposal pays, there is nothing to propose.
+        # Proposals that save less than they cost come last.
         return _keep_best_of_each_kind(useful)[:PROPOSALS_MAX] if useful and useful[0].pays else []
 
     def _is_useful(self, proposal: Proposal) -> bool:
@@ -267,7 +267,7 @@ class _Advisor:
             statement.weight
             for statement in self._state.statements
             if any(
-                condition.column_id == column_id and accepts(condition.values)
+                condition.column_id == column_id and accepts(condition.named_values)
                 for alternatives in statement.conditions
                 for condition in alternatives
             )
@@ -313,7 +313,8 @@ class _Advisor:
         files = math.ceil(self._state.total_bytes / (smaller_bytes or self._state.target_bytes))
         layout = simulate_clustering(sample, columns, curve, files)
         if layout.files > 1:  # A file ends between two cells of the curve, often before it has the target size.
-            files = max(files, round(files * layout.files / min(files, sample.rows // ROWS_PER_FILE_MIN)))
+            requested_files = min(files, sample.rows // ROWS_PER_FILE_MIN)  # As many as the sample has rows for.
+            files = max(files, round(files * layout.files / requested_files))
         size = "" if smaller_bytes is None else f" in files of {smaller_bytes >> 20} MiB"
         settings = [f"{CLUSTERING_COLUMNS}={','.join(names)}", f"{CURVE}={curve}"]
         if smaller_bytes is not None:
@@ -601,7 +602,7 @@ class _Advisor:
             replayed, statements, self._state.sample, splits_buckets=new_buckets is not None
         )
         is_answered = [statement.fingerprint in self._answered_shapes for statement in statements]
-        sizes[is_answered] = file_shares[is_answered] = 0.0
+        sizes[is_answered] = file_shares[is_answered] = 0.0  # A cube answers them without reading data files.
         return sizes, file_shares
 
     def _read_buckets(self) -> dict[int, int]:
@@ -680,7 +681,7 @@ class _Advisor:
         return Reads(round(files, 2), int(size), round(seconds, 4))
 
     def _compute_net_seconds(self, proposal: Proposal) -> float:
-        """Return the seconds that a proposal saves in the horizon, less the time to scan its cost."""
+        """Return the seconds that a proposal saves in `HORIZON_DAYS` days, minus the time to read its cost in bytes."""
         saved_s = (proposal.before.seconds - proposal.predicted.seconds) * self._state.statements_per_day
         return saved_s * HORIZON_DAYS - proposal.cost_bytes / SCAN_BYTES_PER_S
 

@@ -48,7 +48,7 @@ def compute_read_shares(
     """Return the shares of the bytes and of the files that each statement reads, float64[statements] each.
 
     Args:
-        replayed: The files.
+        replayed: The sampled files with their bounds, and the indexes and buckets of the table.
         statements: The statements.
         sample: The sampled rows.
         splits_buckets: Whether the change divides the files into buckets of a column. A statement then reads the new
@@ -71,7 +71,7 @@ def compute_read_shares(
             # New buckets do not divide the sampled files yet.
             kept_shares.append(float(has_match.mean() if layout.files else 0.0) * (1.0 if splits_buckets else share))
         new_files = replayed.new_files
-        # Of new buckets, the statement reads only the files of one bucket.
+        # New buckets divide the files, so the statement reads only the files of a single bucket.
         if splits_buckets and bucket_share < 1:
             new_files = max(1, new_files // max(replayed.buckets.values()))
         factor = bucket_share * min(
@@ -93,9 +93,9 @@ def _compute_bucket_share(alternatives: Sequence[DrawnCondition], buckets: Mappi
     bucket, so the share is the probability that at least one of the values is in a given bucket.
     """
     condition = alternatives[0]
-    if len(alternatives) != 1 or not condition.values or condition.column_id not in buckets:
+    if len(alternatives) != 1 or not condition.named_values or condition.column_id not in buckets:
         return 1.0
-    return float(1 - (1 - 1 / buckets[condition.column_id]) ** condition.values)
+    return float(1 - (1 - 1 / buckets[condition.column_id]) ** condition.named_values)
 
 
 def _compute_index_factor(
@@ -105,12 +105,13 @@ def _compute_index_factor(
     replayed: ReplayedFiles,
     new_files: int,
 ) -> float:
-    """Return which share of the files that the bounds of a conjunct keep is also kept by the best index.
+    """Compute which share of the files that the bounds keep is also kept by the best index for a conjunct.
 
-    An index keeps the files with a matching value, and by false positives some of the other files.
+    A conjunct is a disjunction of alternatives. An index keeps the files with a matching value, and by false positives
+    some of the other files.
 
     Args:
-        alternatives: The conjunct. An index serves it only if it covers the columns of all alternatives.
+        alternatives: The alternatives. An index serves them only if it covers the columns of all of them.
         kept_share: The share of all files that the bounds keep.
         sample: The sampled rows.
         replayed: The files and the indexes.
@@ -118,7 +119,8 @@ def _compute_index_factor(
     """
     factor = 1.0
     for false_share, column_ids in replayed.indexes.items():
-        if kept_share and all(condition.column_id in column_ids and condition.values for condition in alternatives):
+        is_served = all(condition.column_id in column_ids and condition.named_values for condition in alternatives)
+        if kept_share and is_served:
             hit_share = compute_hit_share(alternatives, sample, replayed.files, new_files)
             hit_fraction = min(1.0, hit_share / kept_share)
             factor = min(factor, hit_fraction + false_share * (1 - hit_fraction))

@@ -33,7 +33,7 @@ _MASK_BYTES_MAX = 8 << 20
 """The maximum memory for the conditions of all statements drawn from one shape. At least one statement is drawn."""
 ROWS_PER_FILE_MIN = 24
 """The minimum number of sampled rows in a simulated file, so that its bounds are close to those of a real file."""
-_WIDTH, _PREFIX_WIDTH = 0.1, 0.02
+_RANGE_SHARE_DEFAULT, _PREFIX_SHARE_DEFAULT = 0.1, 0.02
 """The assumed share of the values in a range without a recorded width, and in a range of a prefix."""
 _RANK_BITS = 16
 """The number of bits of a coordinate on a curve."""
@@ -73,18 +73,18 @@ class RecordedShape:
 
 @dataclass(frozen=True)
 class DrawnCondition:
-    """A condition of a drawn statement.
+    """A condition of a statement that was randomly generated from the query history.
 
     Attributes:
         column_id: The compared column.
-        matching: bool[values + 1]: whether each code of the column matches. The code of a value is its position among
-            the sorted values plus 1. The code 0 is null.
-        values: The number of values that the condition names, or 0 for a range.
+        matching: bool[distinct values + 1]: whether each code of the column matches. The code of a value is its
+            position among the sorted distinct values of the sample plus 1. The code 0 is null.
+        named_values: The number of values that the condition names, or 0 for a range.
     """
 
     column_id: int
     matching: Mask
-    values: int
+    named_values: int
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class DrawnStatement:
     """A statement whose conditions have values drawn from the sample.
 
     Attributes:
-        fingerprint: The fingerprint of the shape.
+        fingerprint: The digest of the recorded statement without its literals.
         weight: The number of recorded statements that the drawn statement represents.
         conditions: The conjuncts of the filter. A row satisfies a conjunct if it matches one of its alternatives.
     """
@@ -104,7 +104,7 @@ class DrawnStatement:
 
 @dataclass(frozen=True)
 class SimulatedLayout:
-    """The files of a simulated layout.
+    """The files of a simulated layout. A code is the position of a value among the sorted sampled values, from 1.
 
     Attributes:
         lower: int32[files] by column id: the smallest code of the column in each file, without nulls.
@@ -127,10 +127,15 @@ class SimulatedLayout:
 
 
 def draw_statements(shapes: Sequence[RecordedShape], sample: RowSample, *, seed: int) -> list[DrawnStatement]:
-    """Draw statements from shapes. The same arguments always give the same statements.
+    """Generate statements from the query history. The same arguments always give the same statements.
 
-    If the history has the filters of a shape with their literals, these filters are used. Otherwise, the values are
-    drawn from the sampled rows.
+    A shape is a statement without its literals. If the history has the filters of a shape with their literals, these
+    filters are used. Otherwise, the values are drawn at random from the sampled rows.
+
+    Args:
+        shapes: The recorded shapes.
+        sample: The sampled rows.
+        seed: The seed of the random numbers.
     """
     statements = []
     for number, recorded_shape in enumerate(shapes):
@@ -200,7 +205,7 @@ def _build_equality(column_id: int, code: int, sample: RowSample) -> tuple[tuple
     """Return the conditions of a filter that requires a single value of a column."""
     is_match = np.zeros(len(sample.columns[column_id].values) + 1, dtype=np.bool_)
     is_match[code] = True
-    return ((DrawnCondition(column_id, is_match, 1),),)
+    return ((DrawnCondition(column_id, is_match, named_values=1),),)
 
 
 def _count_draws(shape: QueryShape, sample: RowSample) -> int:
@@ -289,15 +294,18 @@ def _draw_conditions(
                 if width is None
                 else width.side
             )
-            share = _WIDTH if width is None else width.share
-            conditions.append((DrawnCondition(column_id, _draw_range(column, side, share, row, rng), 0),))
+            share = _RANGE_SHARE_DEFAULT if width is None else width.share
+            is_match = _draw_range(column, side, share, row, rng)
+            conditions.append((DrawnCondition(column_id, is_match, named_values=0),))
     return tuple(conditions)
 
 
 def _draw_alternatives(
     conjunct: Conjunct, sample: RowSample, row: int, rng: np.random.Generator
 ) -> tuple[DrawnCondition, ...] | None:
-    """Return the alternatives of a conjunct, or None if the conjunct may match rows in all files.
+    """Choose values for the alternatives of a conjunct. Return None if the conjunct may match rows in all files.
+
+    The sampled row with the number `row` satisfies the conjunct.
 
     This is the case if one of its terms is on a column that is not sampled, is transformed, or excludes no files.
     """
@@ -332,11 +340,11 @@ def _draw_condition(
         case Op.IS_NULL.value:
             is_match[0] = True
         case Op.STARTS_WITH.value:
-            is_match = _draw_range(column, BOTH, _PREFIX_WIDTH, row, rng)
+            is_match = _draw_range(column, BOTH, _PREFIX_SHARE_DEFAULT, row, rng)
         case Op.LT.value | Op.LT_EQ.value:
-            is_match = _draw_range(column, LOW, _WIDTH, row, rng)
+            is_match = _draw_range(column, LOW, _RANGE_SHARE_DEFAULT, row, rng)
         case Op.GT.value | Op.GT_EQ.value:
-            is_match = _draw_range(column, HIGH, _WIDTH, row, rng)
+            is_match = _draw_range(column, HIGH, _RANGE_SHARE_DEFAULT, row, rng)
         case _:
             return None
     return DrawnCondition(term.column_id, is_match, values)
@@ -352,7 +360,9 @@ def _draw_code(column: SampledColumn, row: int, rng: np.random.Generator) -> int
 
 
 def _draw_range(column: SampledColumn, side: str, share: float, row: int, rng: np.random.Generator) -> Mask:
-    """Return a flag for each code: whether its value is in a range, bool[values + 1].
+    """Choose a range, and return whether each value of the column is in it, bool[distinct values + 1].
+
+    The first flag is for null, which is in no range. The other flags have the order of the sorted distinct values.
 
     Values that are not numbers are replaced by their positions in the sorted values.
 
@@ -450,7 +460,11 @@ def _build_layout(sample: RowSample, order: Longs, starts: npt.NDArray[np.int64]
 
 
 def find_files_that_may_match(layout: SimulatedLayout, condition: DrawnCondition) -> Mask:
-    """Return the files whose bounds include a value that matches the condition, bool[files]."""
+    """Return the files whose bounds include a value that matches the condition, bool[files].
+
+    Values are compared by their codes. The code of a value is its position among the sorted sampled values plus 1. The
+    code 0 is null.
+    """
     column_id = condition.column_id
     if condition.matching[0]:  # The condition is IS NULL.
         return layout.has_nulls[column_id]

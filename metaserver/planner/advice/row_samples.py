@@ -103,7 +103,7 @@ class RowSample:
     Attributes:
         columns: The columns by id. Columns whose type has no order or is not supported are missing.
         files: The number of sampled files.
-        rows: The number of rows in `SampledColumn.codes`.
+        rows: The number of sampled rows. Each column has a value for each of them.
     """
 
     columns: dict[int, SampledColumn]

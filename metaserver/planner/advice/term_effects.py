@@ -73,6 +73,7 @@ def _measure_effect(scan: ScanPlan, part: Bound, definitions: Definitions, sampl
     files_left = selection.count()
     index = next((definition.name for definition in _find_indexes_on_column(definitions, part)), None)
     kind = _choose_index_kind(part) if index is None and files_left > max(1, _HELPED_MAX_FRACTION * files_in) else None
+    # A sample has the values of the column, not the results of functions.
     sample = samples.get(part.column_id) if part.transform == IDENTITY else FUNCTION_NOT_SAMPLED
     files, note = (None, None) if kind is None else _estimate_with_index(part, kind, files_left, sample)
     if files is not None and files > _HELPED_MAX_FRACTION * files_left:
@@ -82,6 +83,7 @@ def _measure_effect(scan: ScanPlan, part: Bound, definitions: Definitions, sampl
         column=part.name,
         files_in=files_in,
         files_left=files_left,
+        # Bounds of these types are not expected, so the user gets no advice about missing bounds.
         has_bounds=part.kind in _UNINDEXED or _has_bounds(scan, part),
         index_name=index,
         index_kind=kind,

@@ -26,7 +26,7 @@ from seamark.formats.index.definitions import PREFIX, define_index, read_definit
 from seamark.formats.services.services import CLUSTERING
 from seamark.metaserver.history.shapes import QueryShape
 from seamark.metaserver.planner.advice.engine_times import EngineCosts
-from seamark.metaserver.planner.advice.proposals import GAIN_MIN_FRACTION, Proposal, Reads
+from seamark.metaserver.planner.advice.proposals import GAIN_MIN_FRACTION, HORIZON_DAYS, Proposal, Reads
 from seamark.metaserver.store.model import QueryShapeSums, QuerySums
 
 WAITING, APPLYING, MEASURING, KEPT = "waiting", "applying", "measuring", "kept"
@@ -83,7 +83,7 @@ class Trial(msgspec.Struct, frozen=True, rename="kebab"):
 
     @property
     def is_in_effect(self) -> bool:
-        """Whether the table has the properties of the trial."""
+        """Whether the table has the properties of the trial, a proposal that the server applies and measures."""
         return self.state in _IN_EFFECT
 
 
@@ -132,19 +132,23 @@ class Verdict:
 
 
 def select_shape_reads(shapes: Sequence[QueryShapeSums]) -> list[ShapeReads]:
-    """Return the reads of the most frequent shapes. Later measurements are compared with them."""
+    """Return the reads of the first `SHAPES_MAX` shapes. Later measurements are compared with them.
+
+    A shape is a statement without its literals. The argument has the most frequent shapes first.
+    """
     return [ShapeReads(sums.fingerprint, round(_compute_read_fraction(sums.sums), 6)) for sums in shapes[:SHAPES_MAX]]
 
 
 def judge_trial(trial: Trial, shapes: Sequence[QueryShapeSums]) -> Verdict:
-    """Decide whether a change pays, from the bytes that statements of each shape read before and after the change.
+    """Decide whether a change saves enough bytes, by comparing what statements read before and after the change.
 
+    Statements that differ only in their literals have the same shape, and are compared as a group.
     The comparison uses shares of the table's bytes, so the growth of the table does not matter. If a shape is new and
     compares a column of the change, it is assumed to have read the whole table before. Other new shapes are assumed to
     be unaffected by the change.
 
     Args:
-        trial: The trial.
+        trial: The change, which the server has applied and measures.
         shapes: The sums of each shape since the change.
     """
     statements = sum(sums.sums.statements for sums in shapes)
@@ -246,23 +250,23 @@ def refuse_proposal(
     clusters_by_default: bool,
     indexes_max: int,
 ) -> str | None:
-    """Return the reason why a proposal is not applied, or None if it may be applied.
+    """Return the reason why a proposal is not applied automatically, or None if it may be applied.
 
     Args:
         proposal: The proposal.
         properties: The properties that the proposal sets; see `find_changed_properties`.
         effective: The metadata of the table, with the properties of its namespaces.
-        applied_proposals: The earlier proposals with trials.
+        applied_proposals: The earlier proposals that the server has applied and measured.
         policy: The policy of the table.
         now_ms: The time.
         clusters_by_default: Whether the server clusters tables that do not enable clustering themselves.
         indexes_max: The maximum number of indexes of a table.
     """
     if not proposal.pays:
-        return "the proposal does not pay within the horizon"
+        return f"the proposal would not save more bytes within {HORIZON_DAYS} days than it costs"
     if properties is None:
         return "a job cannot apply it"
-    own_properties = list_own_properties(applied_proposals)
+    own_properties = list_trial_properties(applied_proposals)
     for name in properties:
         current = effective.properties.get(name)
         if current is not None and own_properties.get(name) != current:
@@ -326,8 +330,8 @@ def _refuse_cost(
     return None
 
 
-def list_own_properties(applied_proposals: Iterable[AppliedProposal]) -> dict[str, str]:
-    """Return the properties that the trials in effect have set."""
+def list_trial_properties(applied_proposals: Iterable[AppliedProposal]) -> dict[str, str]:
+    """Return the table properties that automatically applied proposals have set, and that are still in effect."""
     properties: dict[str, str] = {}
     for applied in applied_proposals:
         if applied.trial is not None and applied.trial.is_in_effect:
@@ -336,7 +340,10 @@ def list_own_properties(applied_proposals: Iterable[AppliedProposal]) -> dict[st
 
 
 def sum_spent_budget(applied_proposals: Iterable[AppliedProposal], now_ms: int) -> tuple[int, float]:
-    """Return the bytes and seconds of the budget that the trials of the last 24 hours have used."""
+    """Return the bytes and seconds that automatically applied proposals have used in the last 24 hours.
+
+    The policy of the table limits both by a daily budget.
+    """
     trials = [
         applied.trial
         for applied in applied_proposals
@@ -359,13 +366,14 @@ def compute_corrections(applied_proposals: Iterable[AppliedProposal]) -> dict[st
             # correction, so it must be relative to the raw prediction.
             correction = max(_CORRECTION_MIN, applied.proposal.correction)
             ratios[applied.proposal.kind].append(measured_reads.bytes / prediction.bytes * correction)
-    return _average_ratios(ratios)
+    return _compute_damped_medians(ratios)
 
 
 def compute_time_corrections(applied_proposals: Iterable[AppliedProposal]) -> dict[str, float]:
     """Return the factor for the predicted seconds of each kind of proposal, from the times that engines have reported.
 
-    The factor is computed as in `compute_corrections`. A proposal with few reported times does not count.
+    The factor is the median of reported seconds divided by predicted seconds, within limits. With few proposals it is
+    close to 1. A proposal with few reported times does not count.
     """
     ratios: defaultdict[str, list[float]] = defaultdict(list)
     for applied in applied_proposals:
@@ -376,13 +384,15 @@ def compute_time_corrections(applied_proposals: Iterable[AppliedProposal]) -> di
             and recorded_reads.seconds > 0
             and prediction.seconds > 0
         ):
+            # The prediction contains the correction of that time. The new factor replaces that correction, so it must
+            # be relative to the prediction without it.
             correction = max(_CORRECTION_MIN, applied.proposal.time_correction)
             ratios[applied.proposal.kind].append(recorded_reads.seconds / prediction.seconds * correction)
-    return _average_ratios(ratios)
+    return _compute_damped_medians(ratios)
 
 
-def _average_ratios(ratios: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Return the median of the ratios of each kind, from 1/3 to 3.
+def _compute_damped_medians(ratios: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Compute the median of the ratios of each kind, from 1/3 to 3, and move it towards 1 if there are few ratios.
 
     With few ratios, the result is close to 1. The logarithm of the median is multiplied by n / (n + 1) for n ratios,
     so one ratio has half of its effect.

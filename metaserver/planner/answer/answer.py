@@ -90,7 +90,7 @@ class TaskForm(NamedTuple):
     sequence_numbers: bool = False
     """Whether to write `data-sequence-number` of each data file."""
     whole_files: bool = False
-    """Whether the client may rewrite whole files. If it may, no residual lets its reader skip rows."""
+    """Whether the client may rewrite whole files. If it may, its reader must not skip rows because of a residual."""
 
 
 FULL = TaskForm()
@@ -247,9 +247,11 @@ class _Files:
         block: Block,
         partitions: PartitionTexts,
         texts: PartitionTextCache,
-        stats: tuple[int, ...] = (),
+        stats_column_ids: tuple[int, ...] = (),
     ) -> None:
         """Read the layout of the block.
+
+        The answer has statistics of the columns in `stats_column_ids` for data files.
 
         Raises:
             Corrupt: The layout is invalid; the message names the manifest.
@@ -258,7 +260,7 @@ class _Files:
         self.columns = get_layout(block)
         self._partitions = partitions
         self._texts = texts
-        self._stats = FileStats(block, stats) if block.content == 0 and stats else None
+        self._stats = FileStats(block, stats_column_ids) if block.content == 0 and stats_column_ids else None
 
     def write(
         self,
@@ -361,14 +363,17 @@ class _Residuals:
             self._by_key.clear()
             self._encoded_residuals.clear()
 
-    def encode_rows(self, block: Block, columns: BlockLayout, rows: Longs) -> tuple[Longs, Part]:
+    def encode_rows(self, block: Block, layout: BlockLayout, rows: Longs) -> tuple[Longs, Part]:
         """Return the rows of the block whose partitions may match, and their residuals with the JSON key.
+
+        The residuals are a CONSTANT if all rows have the same residual, or a CHOICE, a list with one for each row.
 
         A plan may keep files of partitions that cannot match, if the filter has long lists or the time budget is
         exhausted. Such files are left out here: if partition values decide the filter, Spark does not filter the rows
         of a file, but counts them from metadata.
         """
         deciding_fields = self._scan.find_deciding_fields(block.spec_id)
+        # A form says whether the file has no NaN, and whether the client reads the whole file. None means neither.
         forms = self._choose_forms(block, rows)
         if not deciding_fields:
             if forms is None:
@@ -378,7 +383,7 @@ class _Residuals:
         fields = [position for position, (field_id, _) in enumerate(partition_fields) if field_id in deciding_fields]
         kind = (block.spec_id, partition_fields)
         texts = []
-        partitions = encode_keys(block, columns, fields, rows)
+        partitions = encode_keys(block, layout, fields, rows)
         for row, key, form in zip(rows.tolist(), partitions, forms or repeat(_PLAIN), strict=False):
             text = self._by_key.get((*kind, key, form))
             if text is None:
@@ -392,10 +397,11 @@ class _Residuals:
         return rows, (CHOICE, texts)
 
     def _choose_forms(self, block: Block, rows: Longs) -> list[_ResidualForm] | None:
-        """Return the form of each file's residual, or None if all files have the plain form.
+        """Return the form of each file's residual, or None if all files have the form without special cases.
 
-        A file is free of NaN if its counts of NaN are 0 in all columns that the filter tests. A file is read as a whole
-        only if it is an ORC file and the client may rewrite files.
+        A file is free of NaN if its counts of NaN are 0 in all columns that the filter tests. A client that rewrites
+        files must read all rows of a file. No form of a residual prevents Java's ORC reader from skipping rows, so an
+        ORC file must then be read as a whole.
         """
         if not (self._nan_columns or self._whole_files):
             return None
@@ -441,7 +447,12 @@ class _Residuals:
     def _encode_bounded(self, residual: Expression, form: _ResidualForm) -> bytes:
         """Encode a residual in at most `_residual_bytes_max` bytes, as the client requires.
 
-        The residual is weakened if it is longer and the client needs it. It is omitted if the client does not need it.
+        If the residual is longer and the client needs it, it is replaced by a shorter condition that more rows satisfy.
+        If the client does not need it, it is omitted.
+
+        Args:
+            residual: The part of the filter that the client must apply to the rows of a file.
+            form: Whether the file has no NaN, and whether the client must read the whole file.
         """
         if form.nan_free:  # The filter admits NaN for engines that order it above all numbers. The file has no NaN.
             residual = remove_nan(residual)
@@ -454,8 +465,8 @@ class _Residuals:
         # A client that rewrites files must read all their rows, so its residual must not let it skip rows.
         if self._whole_files and bindable != FALSE and (form.read_whole or not self._exact):
             return _KEY + b"true"
-        # The filter has a condition that is always true instead of a literal of unknown value. The residual TRUE would
-        # say that all rows match the filter, so write such a condition.
+        # Instead of a literal of unknown value, the filter has a condition that is always true. If only such conditions
+        # remain, write one of them, because the residual TRUE would say that all rows match the filter.
         if bindable == TRUE and self._tautologies:
             bindable = make_tautology(self._tautologies[0])
         text = to_json(self.encode(bindable))

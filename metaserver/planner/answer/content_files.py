@@ -480,7 +480,7 @@ class PartitionTexts:
         """The size excludes schemas and specs, which are shared with other metadata of the table."""
 
     def matches(self, metadata: TableMetadata) -> bool:
-        """Return whether the texts are also valid for a plan with `metadata`."""
+        """Return whether the encoded JSON of partition tuples is also valid for a plan with `metadata`."""
         return (
             self._schema_id == metadata.current_schema_id
             and self._schemas == metadata.schemas
@@ -531,11 +531,12 @@ class PartitionTexts:
         stored_fields = {field_id: (position, kind) for position, (field_id, kind) in enumerate(block.partition_fields)}
         fields = []
         for field in spec.fields:
+            # Without a stored field, the values are null, which the position -1 means.
             position, kind = stored_fields.get(field.field_id or 0, (-1, ""))
             source = schema.column(field.sources[0]) if len(field.sources) == 1 else None
             if source is None or not isinstance(source.type, str):
                 # Java assigns the type `unknown`, whose only value is null, to the field of a dropped column.
-                fields.append(_Field(-1, kind, kind, True))
+                fields.append(_Field(position=-1, stored=kind, target=kind, readable=True))
             else:
                 target = compute_values_type(field.transform, source.type)
                 fields.append(_Field(position, kind, target, get_base_name(target) not in self._dialect.unreadable))
@@ -554,7 +555,10 @@ class _TextsOfView:
 
 
 def get_partition_texts(scan: ScanPlan, dialect: ClientDialect) -> PartitionTexts:
-    """Return the partition texts for a plan. Plans with the same view and metadata share one object."""
+    """Return the cache with the encoded JSON of partition tuples for a plan.
+
+    Plans with the same view and metadata share one object.
+    """
     derived_values = scan.view.derived
     by_dialect = (derived_values.get(_TextsOfView) or derived_values.keep(_TextsOfView())).by_dialect
     texts = by_dialect.get(dialect)
@@ -595,7 +599,8 @@ def _encode_partition(fields: Fields, values: tuple[Value | None, ...], dialect:
     texts = []
     for field in fields:
         value = None if field.position < 0 else values[field.position]
-        if "null" in dialect.unreadable if value is None else not field.readable:
+        is_readable = "null" not in dialect.unreadable if value is None else field.readable
+        if not is_readable:
             return ""
         texts.append("null" if value is None else _encode_value(field.stored, field.target, value, dialect))
     return f',"partition":[{",".join(texts)}]'

@@ -132,8 +132,8 @@ class _GroupedDimension:
 
 
 @dataclass(frozen=True, slots=True)
-class CubeAnswer:
-    """The columns of a cube from which the answer to a request is computed.
+class CubeAnswerColumns:
+    """The columns of a cube from which the answer to a request is computed. A cube has groups of rows by dimensions.
 
     Attributes:
         condition: The condition of the request, over the columns of `filtered`.
@@ -164,7 +164,7 @@ class CubeAnswer:
         return (*dimensions, *(_name_type(_find_result_kind(measure)) for measure in self.query.measures))
 
 
-def find_cube_answer(query: GroupQuery, condition: Expression, cube: IndexDefinition) -> CubeAnswer:
+def find_cube_answer(query: GroupQuery, condition: Expression, cube: IndexDefinition) -> CubeAnswerColumns:
     """Return the columns of a cube from which the answer to a request is computed.
 
     Args:
@@ -187,7 +187,7 @@ def find_cube_answer(query: GroupQuery, condition: Expression, cube: IndexDefini
         partials = tuple(tuple(columns[partial.text] for partial in measure.partials) for measure in query.measures)
     except KeyError as error:
         raise NotFromGroups(f"{error.args[0]} is not a measure of the cube") from None
-    return CubeAnswer(query, condition, filtered_columns, dimensions, partials, functions)
+    return CubeAnswerColumns(query, condition, filtered_columns, dimensions, partials, functions)
 
 
 def _find_dimensions(schema: Schema, cube: IndexDefinition) -> dict[int, tuple[str, Term]]:
@@ -229,8 +229,13 @@ def _is_finer(transform: str, other: str) -> bool:
 def _find_dimension(term: Term, finest: Mapping[int, tuple[str, Term]]) -> _GroupedDimension:
     """Return the dimension of the groups from which a dimension of the request is computed.
 
+    Args:
+        term: The dimension of the request: a column, or a function that truncates its values.
+        finest: For each column, the column of the groups with the finest dimension, and this dimension.
+
     Raises:
-        NotFromGroups: The cube has no such dimension, or statements do not truncate the column in this way.
+        NotFromGroups: The cube has no such dimension. Or engines truncate the column in another way: by their time zone
+            for a `timestamptz`, and not to hours for a `date`.
     """
     column, dimension = finest.get(term.column_id, ("", term))
     if not column or _is_finer(term.transform, dimension.transform):
@@ -284,7 +289,8 @@ def _find_partials(schema: Schema, cube: IndexDefinition) -> tuple[dict[str, str
 def _check_measure(measure: Measure, *, floats: bool) -> None:
     """Check that the measure has the same value whether it is computed from groups or from rows.
 
-    Counts always have. Sums of floats depend on the order of the rows, so the request can exclude them by `floats`.
+    Counts always have the same value. Sums of floats depend on the order of the rows, so the request can exclude them
+    by `floats`.
 
     Raises:
         NotFromGroups: The value may differ.
@@ -321,7 +327,7 @@ def _name_type(kind: str) -> str:
     return _TYPE_NAMES[get_base_name(kind)]
 
 
-def reduce_groups(groups: pa.Table, answer: CubeAnswer) -> pa.Table:
+def reduce_groups(groups: pa.Table, answer: CubeAnswerColumns) -> pa.Table:
     """Combine groups that differ only in dimensions that the request does not use.
 
     Raises:
@@ -338,7 +344,7 @@ def reduce_groups(groups: pa.Table, answer: CubeAnswer) -> pa.Table:
         raise NotFromGroups(str(error)) from None
 
 
-def aggregate_groups(groups: pa.Table, answer: CubeAnswer) -> pa.Table:
+def aggregate_groups(groups: pa.Table, answer: CubeAnswerColumns) -> pa.Table:
     """Compute the rows of the answer.
 
     Args:
@@ -367,7 +373,7 @@ def aggregate_groups(groups: pa.Table, answer: CubeAnswer) -> pa.Table:
     return rows.rename_columns(list(answer.query.names))
 
 
-def _filter_groups(groups: pa.Table, answer: CubeAnswer) -> pa.Table:
+def _filter_groups(groups: pa.Table, answer: CubeAnswerColumns) -> pa.Table:
     """Return the groups that satisfy the condition of the request."""
     if answer.condition == TRUE:
         return groups
@@ -378,7 +384,7 @@ def _filter_groups(groups: pa.Table, answer: CubeAnswer) -> pa.Table:
         raise NotFromGroups(str(error)) from None
 
 
-def _group_by_dimensions(groups: pa.Table, answer: CubeAnswer) -> pa.Table:
+def _group_by_dimensions(groups: pa.Table, answer: CubeAnswerColumns) -> pa.Table:
     """Return the groups of the request: its dimensions `k0`, `k1`, … and its partial aggregates."""
     partial_names = dict.fromkeys(name for names in answer.partials for name in names)
     columns = {

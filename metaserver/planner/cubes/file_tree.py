@@ -27,6 +27,7 @@ _DIGEST_BYTES = 16
 class FileGroup(NamedTuple):
     """Neighbouring files of a tree, from the number `first` up to and not including `end`.
 
+    The tree divides the files of a table into groups by the ids of the files, so that a commit changes few groups.
     The members of a group of level 1 are files. The members of a higher group are groups of the next lower level.
     """
 
@@ -73,7 +74,10 @@ class FileTree:
         return blake2b(files + sources, digest_size=_DIGEST_BYTES).hexdigest()
 
     def is_closed(self, group: FileGroup) -> bool:
-        """Return whether the group does not change if files are added before and after the files of the tree.
+        """Return whether the group stays the same if files are added before and after the files of the tree.
+
+        A tree divides files into groups, and these into larger groups of the next level. The id of a file decides
+        whether the file ends a group.
 
         The first group may begin with an earlier file. The last group ends for certain only if its last file ends a
         group of this level.

@@ -84,7 +84,8 @@ class MergedGroups:
     """The groups of data files, merged: rows of a cube with the dimensions and the partial aggregates of each group.
 
     Attributes:
-        table: All columns of the cube's entries. A group may appear twice if its values differ only in their bits.
+        table: All columns of the cube's entries. A group may appear twice if its values differ only in their bits, as
+            -0.0 and 0.0 do.
         covered: bool[files]: whether the rows of each requested file are in the groups.
     """
 
@@ -164,9 +165,10 @@ class _Places:
             self.file_numbers[files], self.entry_numbers[files] = number, entries
 
     def make_tree(self) -> FileTree:
-        """Return the tree of the covered files, by which their groups are merged step by step.
+        """Return the tree of the covered files, by which their groups of rows are merged step by step.
 
-        The source of a file is a hash of its index file's location. So a rebuilt index gives segments with new keys.
+        Segments, the stored results of these steps, have keys that contain the source of each file: a hash of the
+        location of its index file. So after a rebuild of the index, segments of the earlier index are not found.
         """
         digests = b"".join(blake2b(file.location.encode(), digest_size=8).digest() for file in self.files)
         sources = np.frombuffer(digests, dtype="<u8").astype(np.uint64)[self.file_numbers[self.covered]]
@@ -276,9 +278,10 @@ class Segments:
         raise SegmentTooLarge("several index files of the cube are damaged")
 
     async def read_parts(self, entry: Entry, definition: IndexDefinition, ids: Ids) -> AsyncIterator[GroupPart]:
-        """Yield the groups of the files that the cube covers, each file once.
+        """Yield the groups of rows of the files that the cube covers, each file once.
 
-        Entries and segments that cannot be read are left out, and the verification of their index files is scheduled.
+        An entry has the groups of one data file. A segment has the merged groups of several files. If one of them
+        cannot be read, its index file is left out, and the verification of the index file is scheduled.
 
         Args:
             entry: The entry of the table in the catalog.
@@ -293,6 +296,7 @@ class Segments:
             if not len(covered_files):
                 return
             prefix = f"cube/{entry.uuid}/{definition.id}"
+            # Do not store merged groups that change with the next files.
             make_merger = partial(_Merger, self, prefix, definition, places, stores_all=False)
             merger = make_merger() if len(covered_files) <= _ENTRY_FILES_MAX else await asyncio.to_thread(make_merger)
             try:
@@ -306,7 +310,9 @@ class Segments:
                 damaged_locations.add(error.file.location)
 
     async def _list_parts(self, merger: _Merger, group: FileGroup) -> AsyncIterator[tuple[int, int, EncodedGroups]]:
-        """Yield (first file, end, groups of the part) for the parts of a group of files.
+        """Yield (first file, end, groups of rows) for the parts of a file group, which is a range of files.
+
+        A part is one file, or a file group whose groups of rows could be merged within the limits.
 
         Raises:
             _DamagedIndexFile: An entry cannot be read.
@@ -317,7 +323,7 @@ class Segments:
             return
         try:
             merged_groups = await self._merge_group(merger, group)
-        except SegmentTooLarge:  # Smaller groups of files have fewer groups of rows.
+        except SegmentTooLarge:  # Divide the file group, because a smaller range of files has fewer groups of rows.
             members = merger.tree.list_subgroups(group) or [
                 FileGroup(1, first, min(first + _ENTRY_FILES_MAX, group.end))
                 for first in range(group.first, group.end, _ENTRY_FILES_MAX)
@@ -340,7 +346,7 @@ class Segments:
         return encoded_groups
 
     async def _merge_group(self, merger: _Merger, group: FileGroup) -> pa.Table:
-        """Return the merged groups of a group of files, from the stored segment if possible.
+        """Return the cube's groups of rows, merged over a file group, from the stored result if possible.
 
         Raises:
             SegmentTooLarge: The groups exceed a limit.
@@ -368,7 +374,9 @@ class Segments:
     async def _locate_entries(
         self, entry: Entry, definition: IndexDefinition, ids: Ids, damaged_locations: frozenset[str]
     ) -> _Places:
-        """Return the places of the entries of these data files in live index files.
+        """Return the index file and the entry number of each of these data files, from live index files.
+
+        An entry has the cube's groups of one data file.
 
         The places are cached if all index files were opened and none is damaged.
         """
@@ -442,7 +450,7 @@ class _Merger:
         return f"{self._prefix}/{self.tree.digest(group)}"
 
     async def merge(self, group: FileGroup) -> pa.Table:
-        """Return the merged groups of a group of files, and store them as a segment if possible.
+        """Return the cube's groups of rows, merged over a file group, and store them as a segment if possible.
 
         Raises:
             SegmentTooLarge: There are too many groups, or a sum does not fit its type.
@@ -464,7 +472,8 @@ class _Merger:
         else:
             merged_groups = await self._merge_entries(group)
         self._segments.stats.merged += 1
-        # The groups of one file are already an entry. A group that is not closed changes with the next files.
+        # The groups of rows of one file are already stored as an entry. A file group that is not closed would change
+        # with the next files.
         if group.end - group.first > 1 and (self.stores_all or self.tree.is_closed(group)):
             payload = await asyncio.to_thread(_encode_segment, merged_groups)
             self._segments.put(key, merged_groups, payload)
@@ -494,7 +503,9 @@ class _Merger:
         return groups
 
     async def _merge_entries(self, group: FileGroup) -> pa.Table:
-        """Return the groups of the files of a group, merged from their entries, one index file after another.
+        """Return the cube's groups of rows of the files in a file group, merged from the entries of the files.
+
+        The method reads one index file after another.
 
         Raises:
             SegmentTooLarge: There are too many groups, or a sum does not fit its type.
@@ -553,7 +564,10 @@ def _decode_segment(data: memoryview) -> pa.Table:
 
 @asynccontextmanager
 async def open_segments(settings: Settings, indexes: Indexes, registry: Registry) -> AsyncIterator[Segments]:
-    """Open the segments with their memory tier and their folder on the local disk."""
+    """Open the cache of segments, in memory and in a folder on the local disk.
+
+    A segment has the groups of a cube, merged over several data files.
+    """
     async with open_stack(
         MemoryCache[str, pa.Table](int(settings.cube_memory_bytes * _SEGMENTS_FRACTION), "cube-segments"),
         weigh=lambda segment: int(segment.nbytes),

@@ -136,7 +136,7 @@ class DeleteIndex:
         self._sorted_paths = sorted(self._paths)
 
     def find_deletes_for_file(self, entry_id: int) -> tuple[int, ...]:
-        """Return the numbers in the view of the delete files that apply to one data file, ascending."""
+        """Return the delete files that apply to one data file, as their numbers in the view of the table, ascending."""
         return self.find_deletes(np.array([entry_id], dtype=np.int64))[0]
 
     def find_deletes(self, entry_ids: Longs) -> list[tuple[int, ...]]:
@@ -310,19 +310,19 @@ class DeleteIndex:
         ids[positions] = np.fromiter(ids_found, dtype=np.int64, count=len(positions))
         return ids
 
-    def _group_by_block(self, rows: Longs) -> Iterator[tuple[int, Longs, Longs]]:
-        """Yield (block number, positions in `rows`, rows of the block) for each block with rows.
+    def _group_by_block(self, entry_ids: Longs) -> Iterator[tuple[int, Longs, Longs]]:
+        """Yield (block number, positions in `entry_ids`, rows of the block) for each block with requested files.
 
         Args:
-            rows: The entry ids of data files, which number the files of all blocks.
+            entry_ids: The entry ids of data files, which number the files of all blocks.
         """
-        numbers, local = self._view.split_entry_ids(rows)
+        numbers, rows_in_block = self._view.split_entry_ids(entry_ids)
         order = np.argsort(numbers, kind="stable")
-        ends = [*(np.flatnonzero(np.diff(numbers[order])) + 1).tolist(), len(rows)]
+        ends = [*(np.flatnonzero(np.diff(numbers[order])) + 1).tolist(), len(entry_ids)]
         for start, end in pairwise((0, *ends)):
             positions = order[start:end]
             number = int(numbers[positions[0]])
-            yield number, positions, local[positions]
+            yield number, positions, rows_in_block[positions]
 
     def _add_position_deletes(
         self, deletes_by_file: list[tuple[int, ...]], sequences: Longs, paths: Longs, partitions: Longs
@@ -367,10 +367,21 @@ class DeleteIndex:
         sequences: Longs,
         partitions: Longs,
     ) -> None:
-        """Add the equality deletes of each data file to `deletes_by_file`. Files with equal results share one tuple."""
+        """Add the equality deletes of each data file to `deletes_by_file`. Files with equal results share one tuple.
+
+        The scope of an equality delete is its partition, or the whole table.
+
+        Args:
+            equality: The equality deletes.
+            deletes_by_file: The delete files of each data file.
+            rows: The entry ids of the data files.
+            sequences: The data sequence numbers of the data files.
+            partitions: The partition id of each data file, from 1.
+        """
         deletes_by_position: dict[int, list[int]] = {}
         blocks = [
-            (self._view.blocks[number], positions, local) for number, positions, local in self._group_by_block(rows)
+            (self._view.blocks[number], positions, rows_in_block)
+            for number, positions, rows_in_block in self._group_by_block(rows)
         ]
         global_scopes = np.full(len(rows), _GLOBAL, dtype=np.int64)
         for positions, deletes in equality.iter_applicable_pairs(blocks, sequences, (global_scopes, partitions)):
@@ -437,11 +448,14 @@ class _DeletesByGroup:
 
 
 def _join_delete_files(parts: Sequence[tuple[_DeletesByGroup, Longs]]) -> list[tuple[int, ...]]:
-    """Return the sorted delete files of each example data file.
+    """Return the sorted delete files of each example.
+
+    An example is a data file that represents all files with the same delete files.
 
     Args:
-        parts: Sorted delete files, and int64[examples], the position of the first delete file of each example;
-            -1 if the example has none. Its last delete file is at the end of the group.
+        parts: Delete files, sorted by group and sequence number, and int64[examples], the position of the first delete
+            file that applies to each example; -1 if there is none. All later delete files of the same group, such as a
+            partition, also apply to the example.
     """
     counts = sum(np.where(starts >= 0, deletes.ends[starts] - starts, 0) for deletes, starts in parts)
     if len(parts) == 1 and np.all(counts == 1):

@@ -63,6 +63,7 @@ class EqualityDelete(NamedTuple):
     row: int
     """The row of the delete file in its block."""
     scope: int
+    """The id of the partition to which the delete applies, or 0 for all partitions."""
     sequence: int
     """The highest data sequence number to which the delete applies."""
     ids: tuple[int, ...]
@@ -124,14 +125,14 @@ class _DataFiles(NamedTuple):
 
     Attributes:
         sequence: The sequence number of each data file.
-        last: The end of the leaves (delete files) in the data file's scope.
+        end: The end (exclusive) of the leaves, the delete files, in the data file's scope.
         flags: Whether the data file may contain nulls or NaNs, for each column.
     """
 
     sequence: Longs
     first: Longs
     """The position of the first leaf in the data file's scope."""
-    last: Longs
+    end: Longs
     above: tuple[Longs, ...]
     """For each column, the number of delete files whose upper bound is below the data file's lower bound."""
     below: tuple[Longs, ...]
@@ -212,10 +213,14 @@ class _ColumnGroup:
     def _rank_values(
         self, pieces: Sequence[Piece], in_scope: npt.NDArray[np.bool_]
     ) -> tuple[tuple[Longs, ...], tuple[Longs, ...], tuple[npt.NDArray[np.uint8], ...]]:
-        """Return the bounds of data files as ranks among the bounds of delete files: see `_DataFiles`.
+        """Return the bounds of data files as ranks among the bounds of delete files.
 
-        The result is `above`, `below` and `flags`, each with an array for each column. Files outside of all scopes
-        need no ranks, so they have zeros.
+        Files outside of all scopes need no ranks, so they have zeros.
+
+        Returns:
+            Three tuples with an array for each column. The first has the number of delete files whose upper bound is
+            below the data file's lower bound. The second has the number of delete files whose lower bound is not above
+            the data file's upper bound. The third has flags: whether the data file may contain nulls or NaNs.
         """
         ranks_above = tuple(np.zeros(len(in_scope), dtype=np.int64) for _ in self._columns)
         ranks_below = tuple(np.zeros(len(in_scope), dtype=np.int64) for _ in self._columns)
@@ -239,19 +244,22 @@ class _ColumnGroup:
         Returns:
             None if there are more pairs than `_PAIRS_MAX` and `rows` can be split.
         """
-        first, last = data_files.first[rows], data_files.last[rows]
-        # Each file starts at the level of the tree where few nodes cover the scope of the file.
-        start_level = np.searchsorted(_CHILDREN_PER_NODE ** np.arange(1, len(self._levels)), last - first)
+        first, end = data_files.first[rows], data_files.end[rows]
+        # Each data file starts at the level of the tree where about `_CHILDREN_PER_NODE` nodes cover its scope. For
+        # example, with 8 children per node, a scope of 8 leaves starts at the leaves, and a scope of 64 leaves a level
+        # above them.
+        start_level = np.searchsorted(_CHILDREN_PER_NODE ** np.arange(1, len(self._levels)), end - first)
         row = node = np.empty(0, dtype=np.int64)
         for depth in reversed(range(len(self._levels))):
             shift = _CHILDREN_PER_NODE_BITS * depth
             new_rows = np.flatnonzero(start_level == depth)
-            ranges, nodes = _spread_ranges(first[new_rows] >> shift, ((last[new_rows] - 1) >> shift) + 1)
+            ranges, nodes = _spread_ranges(first[new_rows] >> shift, ((end[new_rows] - 1) >> shift) + 1)
             row, node = np.concatenate([row, rows[new_rows][ranges]]), np.concatenate([node, nodes])
-            is_kept = (node << shift < data_files.last[row]) & ((node + 1) << shift > data_files.first[row])
+            is_kept = (node << shift < data_files.end[row]) & ((node + 1) << shift > data_files.first[row])
             is_kept &= _may_match(self._levels[depth], node, data_files, row)
             row, node = row[is_kept], node[is_kept]
             if depth:
+                # Each pair is replaced by a pair for each child of its node, so the limit is lower by this factor.
                 if len(row) > _PAIRS_MAX >> _CHILDREN_PER_NODE_BITS and len(rows) > 1:
                     return None
                 children = node << _CHILDREN_PER_NODE_BITS
@@ -263,16 +271,22 @@ class _ColumnGroup:
 
 
 def _may_match(level: _Level, node: Longs, data_files: _DataFiles, row: Longs) -> npt.NDArray[np.bool_]:
-    """Return bool[pairs]: whether a delete below each node may match rows of the data file.
+    """Return bool[pairs]: whether a delete file below a node of the tree may match rows of a data file.
 
-    The ranges of both must overlap in each column, or both must have a null or a NaN in it. A delete removes rows with
-    equal values, and a null equals a null.
+    A node summarises the bounds of the delete files below it. The ranges of both must overlap in each column, or both
+    must have a null or a NaN in it. A delete removes rows with equal values, and a null equals a null.
+
+    Args:
+        level: The summaries of the nodes on one level of the tree.
+        node: The node of each pair.
+        data_files: The data files. Their bounds are ranks among the bounds of the delete files.
+        row: The data file of each pair.
     """
     may_match = level.sequence[node] >= data_files.sequence[row]
-    for lower, upper, delete_flags, rank_above, rank_below, data_flags in zip(
+    for lower, upper, delete_flags, above, below, data_flags in zip(
         level.lower, level.upper, level.flags, data_files.above, data_files.below, data_files.flags, strict=True
     ):
-        overlaps = (upper[node] >= rank_above[row]) & (lower[node] < rank_below[row])
+        overlaps = (upper[node] >= above[row]) & (lower[node] < below[row])
         may_match &= overlaps | (delete_flags[node] & data_flags[row] != 0)
     return may_match
 
@@ -328,10 +342,28 @@ class _EqualityColumn:
         lowers = _find_distinct([part.lower[part.lower_known] for part in stats if part.lower is not None])
         uppers = _find_distinct([part.upper[part.upper_known] for part in stats if part.upper is not None])
         column = _EqualityColumn(column_id, order, required, lowers, uppers)
+        # A delete file without a bound may match all data files, so its range has no limit on this side. A file without
+        # values matches no data file, so its range is empty.
         ranks = [
             (
-                _compute_ranks(lowers, part.lower, part.lower_known, "left", -1, part.empty, _UNBOUNDED),
-                _compute_ranks(uppers, part.upper, part.upper_known, "left", _UNBOUNDED, part.empty, -1),
+                _compute_ranks(
+                    lowers,
+                    part.lower,
+                    part.lower_known,
+                    "left",
+                    unknown_rank=-1,
+                    is_empty=part.empty,
+                    empty_rank=_UNBOUNDED,
+                ),
+                _compute_ranks(
+                    uppers,
+                    part.upper,
+                    part.upper_known,
+                    "left",
+                    unknown_rank=_UNBOUNDED,
+                    is_empty=part.empty,
+                    empty_rank=-1,
+                ),
                 part.flags,
             )
             for part in stats
@@ -345,14 +377,28 @@ class _EqualityColumn:
         A file without a bound may match all delete files, and a file without values matches none.
 
         Returns:
-            The arrays `above`, `below` and `flags` of `_DataFiles`.
+            The number of delete files whose upper bound is below the data file's lower bound, the number of delete
+            files whose lower bound is not above the data file's upper bound, and whether the data file may contain
+            nulls or NaNs.
         """
         statistics = _read_statistics(block, self._column_id, rows, self._order, self._required)
         rank_above = _compute_ranks(
-            self._uppers, statistics.lower, statistics.lower_known, "left", 0, statistics.empty, _UNBOUNDED
+            self._uppers,
+            statistics.lower,
+            statistics.lower_known,
+            "left",
+            unknown_rank=0,
+            is_empty=statistics.empty,
+            empty_rank=_UNBOUNDED,
         )
         rank_below = _compute_ranks(
-            self._lowers, statistics.upper, statistics.upper_known, "right", _UNBOUNDED, statistics.empty, -1
+            self._lowers,
+            statistics.upper,
+            statistics.upper_known,
+            "right",
+            unknown_rank=_UNBOUNDED,
+            is_empty=statistics.empty,
+            empty_rank=-1,
         )
         return rank_above, rank_below, statistics.flags
 
@@ -403,6 +449,13 @@ def _read_bounds(
     """Return the bounds, and bool[rows], whether each bound is known.
 
     The bounds are int64, float64 or comparable objects, or None if the block has no comparable bounds.
+
+    Args:
+        block: The block.
+        side: The bounds: `lower` or `upper`.
+        column_id: The column.
+        rows: The rows of the block.
+        order: The name of the comparison order of the delete files' bounds. Bounds of another order are not comparable.
     """
     column, kind = block.get_bound_column(side, column_id), block.find_kind(column_id)
     if column is None or kind is None or _name_order(kind) != order:
@@ -421,7 +474,8 @@ def _read_bounds(
 def _choose_decoder(kind: str) -> Callable[[bytes], object]:
     """Return the function that decodes a bound of a type to a comparable object.
 
-    Of a UUID, only the first half is compared.
+    Only the first half of a UUID is compared. Writers order UUIDs as signed or as unsigned numbers, and this module
+    uses only first halves on which both orders agree.
     """
     if kind == "uuid":
         return lambda text: text[:_UUID_HALF_BYTES]

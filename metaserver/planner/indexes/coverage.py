@@ -55,7 +55,10 @@ class FileIds:
 
     @property
     def has_identity(self) -> Mask:
-        """bool[count]: whether each file has an identity."""
+        """bool[count]: whether each file has an identity, by which index files refer to it.
+
+        A file without a known size or record count has none.
+        """
         mask = np.zeros(self.count, dtype=np.bool_)
         mask[self._order] = True
         return mask
@@ -118,7 +121,7 @@ def compute_view_file_ids(view: TableView) -> FileIds:
 
 
 class CoveredFiles(NamedTuple):
-    """The data files of an index file that are in the view.
+    """The data files of an index file, and their positions in the view, the files of one snapshot.
 
     `positions`, int64[files], contains the position of each data file in the view; -1 if it is not in the view.
     """
@@ -217,10 +220,14 @@ async def compute_coverages(view: TableView, index_files: Mapping[str, Sequence[
 
 
 class _Coverages:
-    """The cached coverages of a view, with the locations of their index files, by definition id."""
+    """The cached coverages of a view, the files of one snapshot.
+
+    A coverage says which data files of the view have an entry in an index file.
+    """
 
     def __init__(self) -> None:
         self.by_definition: dict[str, tuple[tuple[str, ...], Coverage]] = {}
+        """For each index, the locations of its index files, and their coverage."""
 
     @property
     def size_bytes(self) -> int:

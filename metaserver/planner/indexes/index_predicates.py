@@ -115,11 +115,11 @@ class IndexProjection:
     def definitions(self) -> tuple[IndexDefinition, ...]:
         """The definitions of indexes that can prune, alone or together with statistics of columns."""
         mixed_fields = (self.by_field[predicate.column_id] for predicate in self._disjunction_index_predicates)
-        return tuple({definition.id: definition for definition in (*self.staged_definitions, *mixed_fields)}.values())
+        return tuple({definition.id: definition for definition in (*self.prunable_definitions, *mixed_fields)}.values())
 
     @cached_property
-    def staged_definitions(self) -> tuple[IndexDefinition, ...]:
-        """The definitions of indexes that can prune without statistics of columns."""
+    def prunable_definitions(self) -> tuple[IndexDefinition, ...]:
+        """The definitions of indexes that can leave out files alone, without statistics of columns."""
         fields = dict.fromkeys(predicate.column_id for predicate in collect_predicates(self.expression))
         definitions = [self.by_field[field_id] for field_id in fields] + [
             definition for definition, _ in self.composite
@@ -153,8 +153,16 @@ def project_onto_indexes(
 ) -> IndexProjection | None:
     """Project the filter onto the indexes.
 
+    The projection has four parts: the filter with predicates on indexed terms, equalities on all terms of an index with
+    several terms, dynamic filters on indexed columns, and disjunctions that also need statistics of columns.
+
+    Args:
+        bound: The filter, bound to the columns of the table.
+        definitions: The indexes that the plan may use.
+        dynamic_filters: Sets of keys that a column must be in, from joins.
+
     Returns:
-        None if no index can prune.
+        The projection, or None if no index can leave out files.
     """
     by_field = {
         FIRST_FIELD_ID + number: definition
@@ -166,7 +174,7 @@ def project_onto_indexes(
         term = definition.terms[0]
         field = PartitionField(definition.name, term.transform, source_id=term.column_id, field_id=field_id)
         fields.setdefault(term.column_id, []).append(field)
-    budget = _Budget(TRANSFORMED_MAX)
+    budget = _Budget(TRANSFORMED_MAX)  # Transforming the values of long lists takes time.
     projections: dict[int, Expression] = {}
 
     def project(predicate: Bound) -> Expression:
@@ -174,7 +182,7 @@ def project_onto_indexes(
         if id(predicate) not in projections:
             projection = _project_predicate(predicate, fields, by_field, budget)
             projections[id(predicate)] = replace_predicates(
-                projection, lambda predicate: _keep_if_supported(predicate, by_field)
+                projection, lambda projected: _keep_if_supported(projected, by_field)
             )
         return projections[id(predicate)]
 
@@ -205,8 +213,9 @@ def _mix_disjunction(
 ) -> Expression:
     """Return the condition that indexes and statistics of columns evaluate together.
 
-    A disjunction prunes only if each of its predicates prunes. Some predicates may have an index, and others only
-    statistics. Each predicate becomes the predicate itself for statistics, and its projection for indexes.
+    A disjunction leaves out a file only if each of its predicates excludes the file. Some predicates may have an index,
+    and others only statistics. So in `a = 1 OR b = 2` with an index on `a`, the first predicate becomes `a = 1 AND`
+    the condition of the index, and `b = 2` stays the same.
 
     Args:
         disjunction: A disjunction of predicates on columns and attributes.
@@ -219,7 +228,7 @@ def _mix_disjunction(
     predicates = collect_predicates(disjunction)
     if len(predicates) > MIXED_PREDICATES_MAX or all(project(predicate) != TRUE for predicate in predicates):
         return TRUE
-    if collect_tautologies(disjunction):
+    if collect_tautologies(disjunction):  # A condition that is always true excludes no file.
         return TRUE
 
     def mix(predicate: Bound) -> Expression:
@@ -246,8 +255,9 @@ class _Budget:
     """The number of values that a plan may still transform for indexed terms."""
 
     values: int
+    """The number of values that remain."""
 
-    def allows(self, predicate: Bound, field: PartitionField) -> bool:
+    def try_take(self, predicate: Bound, field: PartitionField) -> bool:
         """Take the number of the predicate's values from the budget, if the field has a transform.
 
         Returns:
@@ -279,7 +289,7 @@ def _project_predicate(
     applicable_fields = [
         field
         for field in fields.get(predicate.column_id, ())
-        if _has_valid_values(predicate, by_field[field.field_id or 0].terms[0]) and budget.allows(predicate, field)
+        if _has_valid_values(predicate, by_field[field.field_id or 0].terms[0]) and budget.try_take(predicate, field)
     ]
     plain_spec = PartitionSpec(0, tuple(field for field in applicable_fields if is_known(field.transform)))
     function_predicates = [
@@ -325,8 +335,8 @@ def _project_function(predicate: Bound, term: Term, field_id: int, name: str) ->
         field_id: The id of the index's field.
         name: The name of the field.
     """
-    values = Bound(predicate.op, field_id, name, term.kind, IDENTITY, term.kind, ())
-    return INDEXED_FUNCTIONS[term.transform].project(predicate, values)
+    index_column = Bound(predicate.op, field_id, name, term.kind, IDENTITY, term.kind, ())
+    return INDEXED_FUNCTIONS[term.transform].project(predicate, index_column)
 
 
 def _keep_if_supported(predicate: Bound, by_field: Mapping[int, IndexDefinition]) -> Expression:

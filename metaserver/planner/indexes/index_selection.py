@@ -49,10 +49,10 @@ class _RemoteHits(NamedTuple):
     hits: dict[object, Flags]
 
 
-def _take_result(task: asyncio.Task[T | None]) -> T | None:
-    """Return the result of a task, or None if the task is not done or has failed.
+def _take_loaded_result(task: asyncio.Task[T | None]) -> T | None:
+    """Return the result of a task that loads an index file, or None if the task is not done or has failed.
 
-    An unexpected error is logged and does not fail the plan.
+    An unexpected error is logged and does not fail the plan, which then does not use the index file.
     """
     if not task.done() or task.cancelled():
         return None
@@ -106,7 +106,8 @@ class IndexSelection:
     ) -> Probe | None:
         """Load the index files of a plan, and return its probe, or None if no index can prune.
 
-        The probe evaluates the plan's filter by the indexes. Index files that are not loaded in time are not used.
+        The probe leaves out the files in which no row matches the filter according to the indexes. Index files that are
+        not loaded in time are not used.
 
         The method never raises.
         """
@@ -137,15 +138,25 @@ class IndexSelection:
         for location, hits_of_file in remote_hits.items():
             for key, hits in hits_of_file.hits.items():
                 hits_by_key.setdefault(key, {})[location] = hits
-        is_missing = any(file.location not in usable and not self._indexes.is_unsupported(file) for file in files)
-        # Remote index files cannot evaluate the keys of joins. A later plan uses the keys with the fetched files.
+        needs_more_files = any(file.location not in usable and not self._indexes.is_unsupported(file) for file in files)
+        # Index files that are read by range cannot evaluate the keys of joins. A later plan, for which the whole index
+        # files are in memory, can use these keys.
         joined_ids = {predicate.definition.id for predicate in projection.key_set_predicates}
-        is_missing = is_missing or any(file.location in remote_hits and file.definition in joined_ids for file in files)
+        needs_more_files = needs_more_files or any(
+            file.location in remote_hits and file.definition in joined_ids for file in files
+        )
         remote_indexes = {location: hits.remote for location, hits in remote_hits.items()}
-        return Probe(view, projection, coverage, open_indexes, hits_by_key, remote_indexes, files, until_s, is_missing)
+        return Probe(
+            view, projection, coverage, open_indexes, hits_by_key, remote_indexes, files, until_s, needs_more_files
+        )
 
-    def record(self, probe: Probe, entry: Entry) -> None:
-        """Record the usage of indexes after a plan, and schedule a check of index files that the plan found damaged."""
+    def record_and_verify(self, probe: Probe, entry: Entry) -> None:
+        """Record the usage of indexes after a plan, and schedule a check of index files that the plan found damaged.
+
+        Args:
+            probe: The object that has left out files by the indexes, with its counts.
+            entry: The entry of the table.
+        """
         now_ms = self._clock.now_ms()
         for definition_id, (files_in, removed_files) in probe.counts.items():
             self._usage.note(entry.uuid, definition_id, files_in=files_in, files_removed=removed_files, now_ms=now_ms)
@@ -156,7 +167,10 @@ class IndexSelection:
     async def _project_filter(
         self, bound_scan: BoundScan, definitions: Sequence[IndexDefinition]
     ) -> IndexProjection | None:
-        """Return the conditions that indexes evaluate, or None if there are none, in a thread if the filter is long."""
+        """Return the conditions that indexes evaluate, or None if there are none.
+
+        A long filter is projected in a thread, so that it does not block the event loop.
+        """
         filter = join_by_and(bound_scan.bound, bound_scan.attribute_filter)
         if bound_scan.is_long:
             return await asyncio.to_thread(project_onto_indexes, filter, definitions, bound_scan.dynamic_filters)
@@ -203,14 +217,14 @@ class IndexSelection:
             [*awaited_tasks, *remote_reads.values()], timeout=max(0.0, until_s - self._clock.monotonic())
         )
         remote_hits = {
-            location: hits for location, task in remote_reads.items() if (hits := _take_result(task)) is not None
+            location: hits for location, task in remote_reads.items() if (hits := _take_loaded_result(task)) is not None
         }
         for task in remote_reads.values():
             task.cancel()
         if unanswered_tasks := [tasks[location] for location in remote_reads if location not in remote_hits]:
             await asyncio.wait(unanswered_tasks, timeout=max(0.0, until_s - self._clock.monotonic()))
         open_indexes |= {
-            location: index for location, task in tasks.items() if (index := _take_result(task)) is not None
+            location: index for location, task in tasks.items() if (index := _take_loaded_result(task)) is not None
         }
         return open_indexes, {location: hits for location, hits in remote_hits.items() if location not in open_indexes}
 
@@ -236,7 +250,10 @@ class IndexSelection:
         return await self._indexes.read_remotely(file, probe_index)
 
     async def load_rows(self, probe: Probe) -> bool:
-        """Load the rows of data files that bitmap indexes contain, but that are not in memory, with range reads.
+        """Load the missing parts of bitmap indexes that a plan needs to compare rows, by range reads.
+
+        Args:
+            probe: The object that leaves out files by indexes. It knows the missing parts.
 
         Returns:
             True if some rows were loaded.
@@ -254,7 +271,7 @@ class IndexSelection:
             if file.location in missing_files
         ]
         await asyncio.wait(tasks, timeout=max(0.0, probe.until_s - self._clock.monotonic()))
-        load_results = [_take_result(task) for task in tasks]
+        load_results = [_take_loaded_result(task) for task in tasks]
         for task in tasks:  # Tasks that are not done in time are no longer needed.
             task.cancel()
         return any(load_results)
@@ -272,5 +289,8 @@ class IndexAccess(NamedTuple):
     entry: Entry
 
     async def prepare(self, view: TableView, bound_scan: BoundScan) -> Probe | None:
-        """Load the index files of the plan, and return the probe that evaluates its filter by them, or None."""
+        """Load the index files of the plan, and return the probe, or None if no index can leave out files.
+
+        The probe leaves out the files in which no row matches the filter according to the indexes.
+        """
         return await self.index_selection.prepare(view, bound_scan, self.definitions, self.entry)

@@ -95,10 +95,11 @@ class Probe:
         There is a step for each kind of index, then a step for disjunctions that also need statistics, and a step
         that combines bitmap indexes row by row.
         """
-        used_kinds = {definition.kind for definition in self.projection.staged_definitions}
+        used_kinds = {definition.kind for definition in self.projection.prunable_definitions}
         kinds: frozenset[str] = frozenset()
         for kind in KINDS:
             if kind in used_kinds:
+                # Later steps also use the earlier kinds, because the children of a disjunction may need several kinds.
                 kinds |= {kind}
                 yield kind, partial(self.narrow, kinds=kinds, is_expired=is_expired)
         if self.projection.disjunctions:
@@ -116,9 +117,13 @@ class Probe:
         )
 
     def narrow(self, selection: FileSelection, kinds: frozenset[str], is_expired: Expired) -> None:
-        """Narrow the selection by all indexes of these kinds.
+        """Leave out files of the selection by all indexes of these kinds.
 
-        `kinds` includes the kinds of earlier steps, because the children of a disjunction may need different kinds.
+        Args:
+            selection: The files that may still match.
+            kinds: Kinds of indexes, such as bloom filters. Each step of a plan adds a kind to those of the step before,
+                because the children of a disjunction may need different kinds.
+            is_expired: Returns whether the time of the plan has expired.
         """
         self._narrow_by_expression(selection, self.projection.expression, kinds, is_expired)
         for definition, equalities in self.projection.composite:
@@ -188,7 +193,7 @@ class Probe:
             files_before = selection.count()
             selection.intersect(kept_flags)
             files, removed_files = self.counts.get(definition_id, (0, 0))
-            # A later step with more kinds applies the same result again. Its files are counted only the first time.
+            # A later step with more kinds of indexes applies the same result again. Its files are counted only once.
             self.counts[definition_id] = (
                 files + files_before * is_first,
                 removed_files + files_before - selection.count(),
@@ -293,7 +298,8 @@ class Probe:
         """Return the keys that match a predicate, as a span or a set of codes.
 
         Returns:
-            None if the predicate also matches nulls or NaNs, or if its keys are not codes or not a span or a list.
+            None if the predicate also matches nulls or NaNs. Also None unless its keys are codes, which are integers,
+            and form one span or a list.
         """
         query = self._make_query(IndexPredicate(self.projection.by_field[predicate.column_id], (predicate,)))
         if not isinstance(query, BitmapQuery):

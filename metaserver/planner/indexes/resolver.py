@@ -132,10 +132,15 @@ class IndexResolver:
         )
 
     async def _load_file_rows(self, index: BitmapIndex, location: str, files: Sequence[int]) -> None:
-        """Load the rows of data files, given by their numbers in a remote index file.
+        """Load the parts of a remote index file that describe the rows of some data files.
 
-        If its rows cannot be loaded by range, the whole index file replaces it in `index.files`. If this also fails,
-        the index file is removed.
+        If these parts cannot be loaded by range reads, the index file is read completely, and replaces the remote index
+        file in `index.files`. If this also fails, the index file is removed from `index.files`.
+
+        Args:
+            index: The index.
+            location: The location of the index file.
+            files: The numbers of the data files in the index file.
         """
         file, remote = index.listed[location], index.files.pop(location)
         assert isinstance(remote, RemoteIndexFile)

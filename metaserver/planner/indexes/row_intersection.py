@@ -73,7 +73,7 @@ class Conjunct:
         """The approximate fraction of the existing keys that the conjunct selects."""
 
     def _get_part(self, location: str, indexes_by_location: Mapping[str, OpenIndex]) -> _ConjunctIndexFile | None:
-        """Return the part for the index file at this location.
+        """Return the bitmaps of the index file at this location, with the share of its keys that the conjunct selects.
 
         Returns:
             None if the index file cannot be used. Also None if the conjunct selects all keys of the index file,
@@ -107,7 +107,7 @@ class Conjunct:
         return None if part is None else (part, self._file_numbers[position])
 
     def find_column(self, part: _ConjunctIndexFile, file: int) -> Column | None:
-        """Return the column of a data file, as `Bitmap.find_column` does.
+        """Return the bitmaps of a data file in the form that compiled code reads, or None if they have no such form.
 
         Raises:
             ValueError: The column is damaged, or its number of rows is not that of the data file.
@@ -116,7 +116,7 @@ class Conjunct:
             raise ValueError(
                 f"file {file} has {part.records[file]} rows, but its bitmap has {part.bitmap.open_section(file).rows}"
             )
-        table = self._keys.table
+        table = self._keys.bit_table
         return None if table is None else part.bitmap.find_column(file, table)
 
     def find_rows(self, part: _ConjunctIndexFile, file: int, candidate_rows: Bits | None) -> Bits:
@@ -165,6 +165,8 @@ def has_row(conjuncts: Sequence[Conjunct], position: int, find_other_rows: Calla
     if not columns:
         return candidate_rows is None or bool(candidate_rows.any())
     try:
+        # The compiled code reads at most `COLUMNS_MAX` columns. Without the others, it may find a row that does not
+        # match, so a file may stay that could be left out.
         return any_row(columns[:COLUMNS_MAX], records, candidate_rows)
     except ValueError as error:  # The kernel does not report which column is damaged.
         for conjunct, part in used_parts:

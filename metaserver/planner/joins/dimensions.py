@@ -256,7 +256,7 @@ class Dimensions:
                     )
                     for columns in file_columns
                 ]
-                if request.operators:
+                if request.operators:  # Comparisons by < and > need only the ranges of values, not all keys.
                     return _collect_spans(request, file_columns, masks)
                 return tuple(_collect_keys(column, kind, file_columns, masks) for column, kind in request.columns)
 
@@ -418,9 +418,12 @@ def _collect_spans(
 def _collect_code_spans(
     request: DimensionRequest, columns_by_file: Sequence[Columns], rows: Sequence[Mask | None], kind: str
 ) -> tuple[KeySet, KeySet]:
-    """Return the starts and the ends of the spans for a type whose keys are codes, which are integers.
+    """Return the ranges of values that match a row, for a type whose keys are codes, which are integers.
 
-    The spans of each file are computed alone and then merged.
+    The ranges of each file are computed alone and then merged.
+
+    Returns:
+        The starts of the ranges, and their ends.
     """
     starts, ends = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
     for columns, mask in zip(columns_by_file, rows, strict=True):
@@ -437,9 +440,12 @@ def _collect_code_spans(
 def _collect_ranked_spans(
     request: DimensionRequest, columns_by_file: Sequence[Columns], rows: Sequence[Mask | None], kind: str
 ) -> tuple[KeySet, KeySet]:
-    """Return the starts and the ends of the spans for a type whose keys are bytes.
+    """Return the ranges of values that match a row, for a type whose keys are bytes.
 
     Such keys are compared by their ranks among the keys of all files.
+
+    Returns:
+        The starts of the ranges, and their ends.
     """
     files = []
     for columns, mask in zip(columns_by_file, rows, strict=True):

@@ -20,7 +20,7 @@ import numpy as np
 from seamark.formats.iceberg.expressions.expression import FALSE, Expression, join_by_and
 from seamark.formats.index.packing import MISSING, Longs
 from seamark.formats.protocol.wire import MAXIMUM, MINIMUM
-from seamark.metaserver.planner.joins.ranges import LimitedColumn, make_limit_condition
+from seamark.metaserver.planner.joins.ranges import PlannedColumn, make_limit_condition
 from seamark.metaserver.planner.lookup.lookup import FoundFiles, FoundStatistics, RequestedColumn, find_files_at
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition, narrow_by_stats
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
@@ -47,7 +47,7 @@ class RowsOutside:
 
 @dataclass(frozen=True)
 class ExtremeLimits:
-    """The lower and the upper limit of an extreme. A limit that is not known is None.
+    """The lower and the upper limit of an extreme, the MIN or MAX of a column. A limit that is not known is None.
 
     If `is_null` is True, no row has a value, so no comparison with the extreme is true.
     """
@@ -60,13 +60,13 @@ class ExtremeLimits:
 def find_extreme_limits(
     extreme: str, column: RequestedColumn, scan: ScanPlan, outside: RowsOutside | None
 ) -> ExtremeLimits:
-    """Return the limits of the extreme of a column in the rows that satisfy the filter of a scan.
+    """Return the limits between which the MIN or MAX of a column is, in the rows that satisfy the filter of a scan.
 
     Args:
         extreme: `MINIMUM` or `MAXIMUM`.
         column: The column. Its bounds are integers.
         scan: The plan of a scan with the filter.
-        outside: The rows that the extreme excludes, or None if these rows are not known exactly.
+        outside: The rows that do not satisfy the filter, or None if these rows are not known exactly.
     """
     files = find_files_at(scan.view, scan.entry_ids)
     statistics = files.find_statistics(column)
@@ -74,7 +74,7 @@ def find_extreme_limits(
     if outermost is None:
         return ExtremeLimits(is_null=True)
     nearest_bound = None if outside is None else _find_inner_bound(extreme, files, statistics, scan, outside)
-    outer = outermost[0] if outermost else None
+    outer = outermost[0] if outermost else None  # An empty tuple means that there is no limit on this side.
     return ExtremeLimits(nearest_bound, outer) if extreme == MAXIMUM else ExtremeLimits(outer, nearest_bound)
 
 
@@ -99,10 +99,16 @@ def _find_outer_bound(extreme: str, files: FoundFiles, statistics: FoundStatisti
 def _find_inner_bound(
     extreme: str, files: FoundFiles, statistics: FoundStatistics, scan: ScanPlan, outside: RowsOutside
 ) -> int | None:
-    """Return the limit that the extreme certainly reaches.
+    """Return a value that MAX is certainly not less than, or that MIN is certainly not greater than.
 
-    For the maximum, it is the greatest lower bound of the files that have a value. For the minimum, it is the least
-    upper bound.
+    For MAX, it is the greatest lower bound of the files that have a value. For MIN, it is the least upper bound.
+
+    Args:
+        extreme: `MINIMUM` or `MAXIMUM`.
+        files: The files of the scan.
+        statistics: The statistics of the column.
+        scan: The plan of the scan.
+        outside: The rows that do not satisfy the filter of the scan. Files that may have such rows do not count.
 
     Returns:
         None if no file is known to have a value in a row that satisfies the filter.
@@ -134,13 +140,13 @@ def _list_bounds(statistics: FoundStatistics, side: str) -> Longs:
     return bounds.astype(np.int64, copy=False)
 
 
-def make_extreme_condition(column: LimitedColumn, op: str, other: str, limits: ExtremeLimits) -> Expression:
-    """Return the condition that follows from a comparison of a column with an extreme.
+def make_extreme_condition(column: PlannedColumn, op: str, extreme_kind: str, limits: ExtremeLimits) -> Expression:
+    """Return the condition that follows from a comparison of a column with the MIN or MAX of another column.
 
     Args:
         column: The column.
         op: The operator in `column op extreme`: `=`, `<`, `<=`, `>` or `>=`.
-        other: The type of the extreme, which may differ from the type of the column.
+        extreme_kind: The type of the extreme, which may differ from the type of the column.
         limits: The limits of the extreme.
 
     Raises:
@@ -152,8 +158,8 @@ def make_extreme_condition(column: LimitedColumn, op: str, other: str, limits: E
     low = limits.low if op in ("=", ">", ">=") else None
     high = limits.high if op in ("=", "<", "<=") else None
     if low is None and high is None:
-        raise ValueError("the statistics of its files give no limit")
+        raise ValueError("the statistics of the table's files give no limit")
     return join_by_and(
-        *([] if low is None else [make_limit_condition(column, op if op != "=" else ">=", low, other)]),
-        *([] if high is None else [make_limit_condition(column, op if op != "=" else "<=", high, other)]),
+        *([] if low is None else [make_limit_condition(column, op if op != "=" else ">=", low, extreme_kind)]),
+        *([] if high is None else [make_limit_condition(column, op if op != "=" else "<=", high, extreme_kind)]),
     )

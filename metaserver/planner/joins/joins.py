@@ -53,7 +53,7 @@ from seamark.metaserver.planner.joins.extremes import (
 )
 from seamark.metaserver.planner.joins.like_predicates import AnyLike
 from seamark.metaserver.planner.joins.periods import make_period_condition
-from seamark.metaserver.planner.joins.ranges import LimitedColumn, make_range_condition
+from seamark.metaserver.planner.joins.ranges import PlannedColumn, make_range_condition
 from seamark.metaserver.planner.joins.star_conditions import JoinedKey, StarCondition, make_star_condition
 from seamark.metaserver.planner.lookup.lookup import RequestedColumn
 from seamark.metaserver.planner.plan.planner import Planner
@@ -158,7 +158,8 @@ class JoinFilters(NamedTuple):
     attribute_filter: Expression = TRUE
     """A condition on attributes of the joined tables, which only indexes evaluate.
 
-    A row that needs no partner may satisfy a predicate on columns of the planned table instead.
+    Some joins keep rows without a matching row in the other table, if the rows satisfy a condition on columns of the
+    planned table. This condition then has such predicates as alternatives.
     """
 
     def apply_to(self, bound_scan: BoundScan) -> BoundScan:
@@ -171,9 +172,10 @@ class JoinFilters(NamedTuple):
 async def add_star_conditions(
     planner: Planner, bound_scan: BoundScan, entry: Entry | None, joins: Sequence[RequestedJoin]
 ) -> list[RequestedJoin]:
-    """Return the joins of a scan, with the conditions that indexes on attributes of the other tables evaluate.
+    """Add to each join the condition on attributes that the indexes of the planned table can evaluate.
 
     An attribute is a column of a joined table. An index of the planned table can contain the attribute of each row.
+    The arguments stay unchanged, and the result has the changed joins.
 
     Args:
         planner: The planner.
@@ -241,9 +243,11 @@ async def build_join_filters(dimensions: Dimensions, joins: Sequence[RequestedJo
 
 
 def _build_attribute_condition(alternatives: Sequence[tuple[RequestedJoin, JoinFilters]]) -> Expression:
-    """Return the condition on attributes that a row satisfies if it has a partner in one of the alternatives.
+    """Return the condition on attributes that each needed row satisfies, from a group of alternative joins.
 
-    Rows that need no partner satisfy it too. So it may have predicates on columns of the planned table.
+    A row is needed if it has a partner, a matching row of the other table, in at least one join. A row that satisfies
+    the exempt condition of a join needs no partner. So these conditions on columns of the planned table are
+    alternatives, too.
     """
     return join_by_or(
         *(part for join, result in alternatives for part in (result.attribute_filter, join.exempt_condition))
@@ -251,9 +255,13 @@ def _build_attribute_condition(alternatives: Sequence[tuple[RequestedJoin, JoinF
 
 
 def _build_condition(alternatives: Sequence[tuple[RequestedJoin, JoinFilters]]) -> Expression:
-    """Return the condition that a row satisfies if it has a partner in one of the alternatives.
+    """Return the condition on columns that each needed row satisfies, from a group of alternative joins.
 
-    The condition is TRUE if the alternatives give dynamic filters, which are evaluated separately.
+    A row is needed if it has a partner, a matching row of the other table, in at least one join. A row that satisfies
+    the exempt condition of a join needs no partner.
+
+    The condition is TRUE if a join is not used, or if it gives a dynamic filter (`is_filter`), a set of keys that is
+    evaluated separately.
     """
     if any(join.is_filter or not result.outcomes[0].used for join, result in alternatives):
         return TRUE
@@ -273,11 +281,12 @@ def _mark_unused(result: JoinFilters) -> JoinFilters:
 
 async def _build_filters(dimensions: Dimensions, join: RequestedJoin, until_s: float) -> JoinFilters:
     """Return the dynamic filters or the condition that follow from one join."""
-    if join.transform in EXTREMES:
+    if join.transform in EXTREMES:  # The column is compared with the MIN or MAX of the other column.
         return await _build_extreme_condition(dimensions, join, until_s)
+    # `star` is a condition on columns of the other table that indexes of the planned table evaluate.
     star = TRUE if join.star is None else join.star.expression
     indexes = () if join.star is None else tuple(definition.name for definition in join.star.indexes)
-    if not join.needs_keys:
+    if not join.needs_keys:  # The indexes leave out as many rows as the keys, so the other table is not read.
         outcome = JoinOutcome(join.table, join.snapshot_id, None, used=True, indexes=indexes)
         return JoinFilters((), (outcome,), TRUE, star)
     nested_filters = await build_join_filters(dimensions, join.joins, until_s)
@@ -335,17 +344,21 @@ async def _build_extreme_condition(dimensions: Dimensions, join: RequestedJoin, 
         def read(scan: ScanPlan) -> Expression:
             column = RequestedColumn(pair.other_id, pair.other_kind)
             limits = find_extreme_limits(join.transform, column, scan, _make_outside_condition(join))
-            return make_extreme_condition(LimitedColumn(*pair[:3]), op, pair.other_kind, limits)
+            planned_column = PlannedColumn(pair.column_id, pair.name, pair.kind)
+            return make_extreme_condition(planned_column, op, pair.other_kind, limits)
 
         condition = await dimensions.derive_condition(bound_scan, join.entry, read, until_s)
-        outcome = JoinOutcome(join.table, join.snapshot_id, 1, used=True)
+        outcome = JoinOutcome(join.table, join.snapshot_id, keys=1, used=True)
     except DimensionSkipped as error:
         outcome = JoinOutcome(join.table, join.snapshot_id, None, used=False, reason=error.reason)
     return JoinFilters((), (outcome,), condition)
 
 
 def _make_outside_condition(join: RequestedJoin) -> RowsOutside | None:
-    """Return the rows of the other table that the extreme excludes, or None if they are not known exactly."""
+    """Return the rows of the other table that do not count for its MIN or MAX, because they do not match the filter.
+
+    Return None if the statistics do not show exactly which rows these are.
+    """
     outside = join.outside
     if outside is None or not all(map(_is_decided_by_statistics, collect_predicates(outside))):
         return None
@@ -368,7 +381,7 @@ def _make_range_condition(pair: Pair, starts: KeySet, ends: KeySet) -> Expressio
         DimensionSkipped: No condition follows from the spans.
     """
     try:
-        return make_range_condition(LimitedColumn(*pair[:3]), starts, ends)
+        return make_range_condition(PlannedColumn(pair.column_id, pair.name, pair.kind), starts, ends)
     except ValueError as error:
         raise DimensionSkipped(str(error)) from None
 

@@ -32,8 +32,8 @@ _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
 _YEAR_KINDS = ("int", "long")
 
 
-def has_periods(transform: str, kind: str, other: str) -> bool:
-    """Return whether values of type `other` can identify the period of a column of type `kind`.
+def can_identify_period(transform: str, kind: str, other: str) -> bool:
+    """Return whether values of type `other` can identify a period of a column of type `kind`, such as its month.
 
     A number can be a year, and a date or timestamp can be the start of a period. The start of a
     period of `timestamptz` depends on the time zone of the session, so only years and dates are accepted for it.

@@ -56,20 +56,24 @@ Distance: TypeAlias = Callable[[Longs, Longs], Codes]
 """A function of starts and ends that returns the distance of each start from an end, uint64[n]."""
 
 
-class LimitedColumn(NamedTuple):
-    """The column that is compared, with its full name and type."""
+class PlannedColumn(NamedTuple):
+    """The compared column of the planned table, with its full name and type."""
 
     column_id: int
     name: str
     kind: str
 
 
-def has_order(kind: str, other: str) -> bool:
-    """Return whether extremes of values of type `other` can limit a column of type `kind`."""
-    return kind in _INTEGERS and other in _INTEGERS and (kind == other or {kind, other} in _COMPARABLE)
+def can_limit_by_extreme(column_kind: str, value_kind: str) -> bool:
+    """Return whether the minimum or maximum of values of one type can limit a column of another type."""
+    return (
+        column_kind in _INTEGERS
+        and value_kind in _INTEGERS
+        and (column_kind == value_kind or {column_kind, value_kind} in _COMPARABLE)
+    )
 
 
-def has_ranges(kind: str, other: str) -> bool:
+def can_limit_by_range(kind: str, other: str) -> bool:
     """Return whether ranges of values of type `other` can limit a column of type `kind`.
 
     Decimals must have the same scale, and both must have keys of the same form (integers or bytes).
@@ -77,7 +81,7 @@ def has_ranges(kind: str, other: str) -> bool:
     names = {get_base_name(kind), get_base_name(other)}
     if names == {"decimal"}:
         return get_decimal_scale(kind) == get_decimal_scale(other) and has_codes(kind) == has_codes(other)
-    return has_order(kind, other) or names <= FLOATS or names == {"string"}
+    return can_limit_by_extreme(kind, other) or names <= FLOATS or names == {"string"}
 
 
 def get_kind_limits(kind: str) -> tuple[int, int]:
@@ -85,14 +89,14 @@ def get_kind_limits(kind: str) -> tuple[int, int]:
     return (INT_MIN, INT_MAX) if kind in ("int", "date") else (_LONG_MIN, _LONG_MAX)
 
 
-def to_inclusive_limits(values: Longs, op: str, kind: str, other: str) -> tuple[Longs, Mask]:
+def to_inclusive_limits(values: Longs, op: str, kind: str, value_kind: str) -> tuple[Longs, Mask]:
     """Return the inclusive limits of a column that follow from comparisons with values of the other table.
 
     Args:
-        values: int64[values]: the values. For floats, the positions of their codes.
+        values: int64[values]: the values. For floats, integers that have the order of the floats.
         op: An operator other than `=`: `column op value`.
         kind: The type of the column.
-        other: The type of the values.
+        value_kind: The type of the values.
 
     Returns:
         The limits, and bool[values], whether the comparison with each value may be true. Limits may be beyond the
@@ -102,16 +106,16 @@ def to_inclusive_limits(values: Longs, op: str, kind: str, other: str) -> tuple[
         ValueError: A value has no exact counterpart of type `kind`.
     """
     is_strict, is_lower = op in ("<", ">"), op in (">", ">=")
-    if {kind, other} != {"date", "timestamp"}:
+    if {kind, value_kind} != {"date", "timestamp"}:
         limits = values
         if kind in FLOATS and not is_strict:
             zeros = (_ZERO, _NEGATIVE_ZERO) if is_lower else (_NEGATIVE_ZERO, _ZERO)
             limits = np.where(values == zeros[0], zeros[1], values)
     else:
-        unit = 1 if other == "date" else _DAY_US
+        unit = 1 if value_kind == "date" else _DAY_US
         if len(values) and not (_FIRST_DAY * unit <= values.min() and values.max() < _END_DAY * unit):
-            raise ValueError("the key set has a time that is not in the years 1 to 9999")
-        if other == "date":
+            raise ValueError("the other table has a time that is not in the years 1 to 9999")
+        if value_kind == "date":
             limits = values * _DAY_US
         else:
             # `day >= t` requires the next midnight, unless t is midnight. `day > t` requires a day after the day of t.
@@ -129,13 +133,13 @@ def to_inclusive_limits(values: Longs, op: str, kind: str, other: str) -> tuple[
     return shifted_limits, is_possible
 
 
-def make_limit_condition(column: LimitedColumn, op: str, value: int, other: str) -> Expression:
-    """Return the condition that a column is less or greater than a value of type `other`.
+def make_limit_condition(column: PlannedColumn, op: str, value: int, value_kind: str) -> Expression:
+    """Return the condition that a column is less or greater than a value of the type `value_kind`.
 
     Raises:
         ValueError: The value has no exact counterpart of the column's type.
     """
-    limits, is_possible = to_inclusive_limits(np.array([value], dtype=np.int64), op, column.kind, other)
+    limits, is_possible = to_inclusive_limits(np.array([value], dtype=np.int64), op, column.kind, value_kind)
     if not is_possible[0]:
         return FALSE
     low, high = get_kind_limits(column.kind)
@@ -143,7 +147,7 @@ def make_limit_condition(column: LimitedColumn, op: str, value: int, other: str)
     return make_span_condition(column, limit, high) if op in (">", ">=") else make_span_condition(column, low, limit)
 
 
-def make_span_condition(column: LimitedColumn, start: int, end: int) -> Expression:
+def make_span_condition(column: PlannedColumn, start: int, end: int) -> Expression:
     """Return the condition that a column is at least `start` and at most `end`."""
     if column.kind in FLOATS:
         return _make_float_span_condition(column, start, end)
@@ -157,7 +161,7 @@ def make_span_condition(column: LimitedColumn, start: int, end: int) -> Expressi
     return _make_between(column, decode(start) if start > low else None, decode(end) if end < high else None)
 
 
-def _make_between(column: LimitedColumn, low: Value | None, high: Value | None) -> Expression:
+def _make_between(column: PlannedColumn, low: Value | None, high: Value | None) -> Expression:
     """Return the condition that a column is between two values. None means that there is no limit."""
     if low is not None and low == high:
         return _make_comparison(column, Op.EQ, low)
@@ -167,11 +171,11 @@ def _make_between(column: LimitedColumn, low: Value | None, high: Value | None) 
     )
 
 
-def _make_comparison(column: LimitedColumn, op: Op, *values: Value) -> Bound:
+def _make_comparison(column: PlannedColumn, op: Op, *values: Value) -> Bound:
     return Bound(op, column.column_id, column.name, column.kind, IDENTITY, column.kind, values)
 
 
-def _make_float_span_condition(column: LimitedColumn, start: int, end: int) -> Expression:
+def _make_float_span_condition(column: PlannedColumn, start: int, end: int) -> Expression:
     """Return the condition that a column's value is in a span. A span up to NaN includes NaN.
 
     Args:
@@ -236,13 +240,15 @@ def merge_spans(starts: Longs, ends: Longs, distance: Distance = _measure_intege
 def compute_spans(
     columns: Sequence[tuple[Codes, Mask, str]], operators: Sequence[str], kind: str
 ) -> tuple[Longs, Longs]:
-    """Return the merged spans of values for which a row of the other table satisfies all operators.
+    """Return the ranges of values for which a row of the other table satisfies all operators.
+
+    Ranges that overlap or touch are merged.
 
     Args:
-        columns: For each operator, the codes of a column of the other table (`keys.py`), bool[rows], whether each row
-            has a code, and the type of the column.
-        operators: The operators between the limited column and `columns`. All of them must be true for a row.
-        kind: The type of the limited column.
+        columns: For each operator, the codes of a column of the other table, bool[rows], whether each row has a code,
+            and the type of the column. A code is an unsigned integer that has the order of the values.
+        operators: The operators between the column of the planned table and `columns`. All of them must be true.
+        kind: The type of the column of the planned table.
 
     Raises:
         ValueError: A value has no exact counterpart of type `kind`.
@@ -251,9 +257,9 @@ def compute_spans(
     low, high = get_kind_limits(kind)
     starts, ends = np.full(int(rows.sum()), low, dtype=np.int64), np.full(int(rows.sum()), high, dtype=np.int64)
     is_row_possible = np.ones(len(starts), dtype=np.bool_)
-    for (codes, _, other), op in zip(columns, operators, strict=True):
+    for (codes, _, value_kind), op in zip(columns, operators, strict=True):
         values: Longs = (codes[rows] ^ np.uint64(SIGN)).view(np.int64)
-        limits, is_possible = to_inclusive_limits(values, op, kind, other)
+        limits, is_possible = to_inclusive_limits(values, op, kind, value_kind)
         is_row_possible &= is_possible
         if op in (">", ">="):
             starts = np.maximum(starts, limits)
@@ -276,12 +282,16 @@ class RankedColumn(NamedTuple):
 def find_ranked_spans(
     files: Sequence[Sequence[RankedColumn]], operators: Sequence[str], kind: str
 ) -> tuple[KeySet, KeySet]:
-    """Return the merged spans of values for which a row of the other table satisfies all operators.
+    """Return the ranges of texts or long decimals for which a row of the other table satisfies all operators.
+
+    For example, the row ('a', 'c') of the other table gives the range from 'a' to 'c' for `>=` and `<=`. Ranges that
+    overlap or touch are merged.
 
     Args:
-        files: For each file, the columns that the operators compare. `present` marks the rows that match.
-        operators: The operators between the limited column and these columns. All of them must be true for a row.
-        kind: The type of the limited column, a text or a long decimal.
+        files: For each file of the other table, the columns that the operators compare. `present` marks the rows that
+            match the filter and have a value.
+        operators: The operators between the column of the planned table and these columns. All of them must be true.
+        kind: The type of the column of the planned table.
 
     Raises:
         ValueError: A value is too long to be compared.
@@ -307,14 +317,16 @@ def find_ranked_spans(
                 end = np.minimum(end, positions - (op == "<"))
         starts.append(start)
         ends.append(end)
-    span_starts, span_ends = merge_spans(np.concatenate(starts), np.concatenate(ends), partial(_measure_ranks, values))
+    span_starts, span_ends = merge_spans(
+        np.concatenate(starts), np.concatenate(ends), partial(_measure_distances, values)
+    )
     # The key of an odd start is the next lower value, and the key of an odd end is the next higher value.
     start_ranks, end_ranks = span_starts >> 1, (span_ends + 1) >> 1
     return _select_keys_at_ranks(values, start_ranks, kind), _select_keys_at_ranks(values, end_ranks, kind)
 
 
-def _measure_ranks(values: Distinct, starts: Longs, ends: Longs) -> Codes:
-    """Return the distance of each start from an end, as a difference of the bytes after the common prefix.
+def _measure_distances(values: Distinct, starts: Longs, ends: Longs) -> Codes:
+    """Compute the distance of each start from an end, as a difference of the bytes after the common prefix.
 
     Args:
         values: The sorted values, all with the same prefix.
@@ -335,6 +347,7 @@ def _measure_ranks(values: Distinct, starts: Longs, ends: Longs) -> Codes:
         byte = np.zeros(len(values), dtype=np.uint64)
         byte[has_byte] = values.heap[begins[has_byte] + position]
         numbers = (numbers << np.uint64(8)) | byte
+    # Half of a position is the rank of a value. For a gap, a start uses the value before it, an end the value after it.
     distance: Codes = numbers[starts >> 1] - numbers[(ends + 1) >> 1]
     return distance
 
@@ -359,7 +372,7 @@ def convert_spans_to_key_sets(starts: Longs, ends: Longs, kind: str) -> tuple[Ke
     return KeySet(kind, Distinct(starts.view(np.uint64) ^ sign)), KeySet(kind, Distinct(ends.view(np.uint64) ^ sign))
 
 
-def make_range_condition(column: LimitedColumn, starts: KeySet, ends: KeySet) -> Expression:
+def make_range_condition(column: PlannedColumn, starts: KeySet, ends: KeySet) -> Expression:
     """Return the condition that a column is in one of the spans, or FALSE if there is no span.
 
     Raises:
@@ -369,9 +382,9 @@ def make_range_condition(column: LimitedColumn, starts: KeySet, ends: KeySet) ->
     return join_by_or(*(_make_key_span_condition(column, start, end) for start, end in spans))
 
 
-def _make_key_span_condition(column: LimitedColumn, start: int | bytes, end: int | bytes) -> Expression:
+def _make_key_span_condition(column: PlannedColumn, start: int | bytes, end: int | bytes) -> Expression:
     """Return the condition that a column is between two keys. `_LOWEST` and `_HIGHEST` mean that there is no limit."""
-    if isinstance(start, int) and isinstance(end, int):
+    if isinstance(start, int) and isinstance(end, int):  # The key of an integer is the integer plus SIGN.
         return make_span_condition(column, start - SIGN, end - SIGN)
     assert isinstance(start, bytes)
     assert isinstance(end, bytes)

@@ -42,7 +42,7 @@ class JoinedKey(NamedTuple):
 
 
 class StarCondition(NamedTuple):
-    """A condition that each row of the facts with a partner satisfies.
+    """A condition that each row of the fact table satisfies if it has a matching row in the dimension table.
 
     Attributes:
         expression: The condition. Its predicates are on attributes of the dimension table.
@@ -61,17 +61,21 @@ def make_star_condition(
 ) -> StarCondition | None:
     """Return the condition that follows from a filter on a dimension table, or None if no index can evaluate it.
 
+    An index of the fact table can contain, for each row, the value of a column of the dimension table. So a predicate
+    on this column becomes a predicate on the fact table.
+
     Args:
         filter: The filter, bound to the columns of the dimension table.
         keys: The keys of the join.
-        definitions: The definitions of the enabled indexes of the facts.
+        definitions: The definitions of the enabled indexes of the fact table.
     """
     attributes: dict[int, tuple[JoinedKey, IndexDefinition]] = {}
     for definition in definitions:
         lookup = parse_lookup(definition.terms[0].transform)
         if lookup is None or len(definition.terms) > 1 or KINDS[definition.kind].aggregates:
             continue
-        if lookup.attribute_id == HAS_PARTNER:  # This is not the column of the dimension table with this field id.
+        # Such an index does not contain a column. It shows which rows have a matching row in the dimension table.
+        if lookup.attribute_id == HAS_PARTNER:
             continue
         for key in keys:
             has_same_types = key.kind == key.source_kind == definition.terms[0].source
@@ -82,6 +86,7 @@ def make_star_condition(
     used_definitions: dict[str, IndexDefinition] = {}
 
     def move_to_facts(predicate: Bound) -> Expression:
+        """Return the predicate on the fact table, and note its index, or return TRUE if no index evaluates it."""
         key, definition = attributes.get(predicate.column_id, (None, None))
         if key is None or definition is None or predicate.transform != IDENTITY:
             return TRUE

@@ -47,7 +47,9 @@ class Axis(NamedTuple):
 
 
 class Ranges(NamedTuple):
-    """The ranges of the files of a snapshot whose bounds are known, as ranks on the axis.
+    """The ranges of the files of a snapshot whose bounds are known.
+
+    A bound is represented by its rank among the sorted distinct bounds of all files.
 
     Attributes:
         lower: The lower bounds, as int64[files with bounds].
@@ -113,7 +115,7 @@ def read_layouts(snapshots: Sequence[FoundFiles], column: RequestedColumn, by_ra
     The type of `column` must have bounds. All snapshots share the axis, so that their diagrams can be compared.
     `by_rank` places the bounds evenly on the axis, instead of by their values.
     """
-    bounds = [_read_keys(files.find_statistics(column)) for files in snapshots]
+    bounds = [_read_known_bounds(files.find_statistics(column)) for files in snapshots]
     axis, ranks = _build_axis([keys for lower_and_upper in bounds for keys in lower_and_upper], by_rank)
     # The lower and the upper bounds of the snapshots alternate.
     pairs = zip(ranks[::2], ranks[1::2], strict=True)
@@ -153,7 +155,7 @@ def count_size_classes(data_files: FoundFiles) -> list[SizeClass]:
     ]
 
 
-def _read_keys(stats: FoundStatistics) -> tuple[Any, Any]:
+def _read_known_bounds(stats: FoundStatistics) -> tuple[Any, Any]:
     """Return the lower and the upper bounds of the files that have both, as arrays of numbers or lists of bytes."""
     lower, upper = stats.read_bounds("lower"), stats.read_bounds("upper")
     if isinstance(lower, Strings) or isinstance(upper, Strings):

@@ -65,20 +65,21 @@ class Strings(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """Some rows of one block.
+    """Some rows of one block, which contains the files of one manifest. Each row is a file.
 
-    The segment contains the rows in `rows`. If `rows` is None, it contains `files` consecutive rows from `first`.
+    The segment contains the rows in `rows`. If `rows` is None, it contains `row_count` consecutive rows from `first`.
     """
 
     number: int
+    """The number of the block."""
     block: Block
     first: int
-    files: int
+    row_count: int
     rows: Longs | None
 
     def compute_local_rows(self) -> Longs:
         """Return the numbers of the rows in the block, int64[files]."""
-        return np.arange(self.first, self.first + self.files) if self.rows is None else self.rows
+        return np.arange(self.first, self.first + self.row_count) if self.rows is None else self.rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,12 @@ class FoundFiles:
     """The files of a view that a lookup has found, in the order of the view.
 
     `segments` and `picks` have the format of `_lookup.pyx`. No segment is empty.
+
+    Args:
+        view: The view, the files of a snapshot.
+        segments: int64[segments, 4]: for each block with found files, the number of the block, its first found row, the
+            number of found rows, and the position of these rows in `picks`; -1 if the rows are consecutive.
+        picks: int64[picks]: the found rows of the blocks whose found rows are not consecutive.
     """
 
     def __init__(self, view: TableView, segments: Longs, picks: Longs = _NO_PICKS) -> None:
@@ -103,13 +110,18 @@ class FoundFiles:
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:
-        """The parts of the found files, one for each block."""
+        """The found files, divided by block. A block contains the files of one manifest."""
         blocks, picks = self.view.blocks, self._picks
         return tuple(
             Segment(
-                number, blocks[number], first, files, None if pick_start < 0 else picks[pick_start : pick_start + files]
+                number,
+                blocks[number],
+                first,
+                row_count,
+                # `picks` lists the rows unless they are consecutive, which the position -1 means.
+                rows=None if pick_start < 0 else picks[pick_start : pick_start + row_count],
             )
-            for number, first, files, pick_start in self._table.tolist()
+            for number, first, row_count, pick_start in self._table.tolist()
         )
 
     def list_entry_ids(self) -> Longs:
@@ -129,7 +141,8 @@ class FoundFiles:
 
     def repeat_by_segment(self, values: Sequence[int]) -> Longs:
         """Repeat the value of each segment for the files of the segment, and return int64[files]."""
-        return np.repeat(np.array(values, dtype=np.int64), self._table[:, 2])
+        row_counts = self._table[:, 2]
+        return np.repeat(np.array(values, dtype=np.int64), row_counts)
 
     def read_sequence_numbers(self) -> Longs:
         """Return the data sequence numbers of the files, int64[files].
@@ -231,34 +244,41 @@ class FoundStatistics:
         view, layouts_of_view, column_id = files.view, files._layouts, self.column.id
         is_plain = self.form is Form.INTEGERS and (self.column.kind == "date" or not self._may_have_dates())
         results: list[Any] = [None] * len(names)
-        block_numbers, layouts = [], []
-        for number, name in enumerate(names):
+        result_positions, layouts = [], []
+        for position, name in enumerate(names):
             if name not in _SIDES:
-                bound_columns = layouts_of_view.find_counts(view, name, column_id)
+                packed_columns = layouts_of_view.find_count_layouts(view, name, column_id)
             elif is_plain:
-                bound_columns = layouts_of_view.read_bounds(view, name, column_id)
+                packed_columns = layouts_of_view.find_bound_layouts(view, name, column_id)
             else:
-                results[number] = self.read_bounds(name)
+                results[position] = self.read_bounds(name)
                 continue
-            bound_column = _find_column_of_form(bound_columns, Form.INTEGERS)
-            if bound_column is None:
-                results[number] = files._read_longs(())
+            packed_column = _find_column_of_form(packed_columns, Form.INTEGERS)
+            if packed_column is None:
+                results[position] = files._read_longs(())
             else:
-                block_numbers.append(number)
-                layouts.append(bound_column.layout)
-        for number, longs in zip(block_numbers, _lookup.read_longs(layouts, files._table, files._picks), strict=True):
-            results[number] = longs
+                result_positions.append(position)
+                layouts.append(packed_column.layout)
+        columns = _lookup.read_longs(layouts, files._table, files._picks)
+        for position, longs in zip(result_positions, columns, strict=True):
+            results[position] = longs
         return results
 
     def read_integer_counts(self, name: str) -> IntegerColumn:
-        """Return one kind of counts as a column that is read when it is written into an Arrow buffer."""
+        """Return counts of the column, such as `null_value_counts`, for each file.
+
+        The values are read later, when the result is written into an Arrow buffer.
+        """
         files = self._files
         return IntegerColumn(
-            files, _find_column_of_form(files._layouts.find_counts(files.view, name, self.column.id), Form.INTEGERS)
+            files,
+            _find_column_of_form(files._layouts.find_count_layouts(files.view, name, self.column.id), Form.INTEGERS),
         )
 
     def read_integer_bounds(self, side: str) -> IntegerColumn | None:
-        """Return the bounds of one side as a column that is read when it is written into an Arrow buffer.
+        """Return the lower or the upper bounds of the column for each file.
+
+        The values are read later, when the result is written into an Arrow buffer.
 
         Returns:
             None if the bounds are not integers, or need a conversion.
@@ -267,7 +287,8 @@ class FoundStatistics:
             return None
         files = self._files
         return IntegerColumn(
-            files, _find_column_of_form(files._layouts.read_bounds(files.view, side, self.column.id), Form.INTEGERS)
+            files,
+            _find_column_of_form(files._layouts.find_bound_layouts(files.view, side, self.column.id), Form.INTEGERS),
         )
 
     def counts(self, name: str) -> Longs:
@@ -275,7 +296,7 @@ class FoundStatistics:
 
         The names are `value_counts`, `null_value_counts`, `nan_value_counts` and `column_sizes`.
         """
-        return self._files._read_longs(self._files._layouts.find_counts(self._files.view, name, self.column.id))
+        return self._files._read_longs(self._files._layouts.find_count_layouts(self._files.view, name, self.column.id))
 
     def read_bounds(self, side: str) -> Longs | npt.NDArray[np.float64] | Strings:
         """Return the lower or the upper bounds of the files.
@@ -285,7 +306,7 @@ class FoundStatistics:
         with more than 18 digits are 16 bytes, the big-endian unscaled value plus 2**127.
         """
         files, kind = self._files, self.column.kind
-        bound_columns = files._layouts.read_bounds(files.view, side, self.column.id)
+        bound_columns = files._layouts.find_bound_layouts(files.view, side, self.column.id)
         if self.form is Form.FLOATS:
             return files._read_doubles(bound_columns)
         if self.form is Form.STRINGS:
@@ -355,7 +376,8 @@ def find_files_at(view: TableView, entry_ids: Longs) -> FoundFiles:
     """Return the data files with these ascending entry ids, int64[files].
 
     An entry id has the ordinal of the manifest in its upper bits, and the row in its block in its lower bits. Each
-    block gives a segment. It lists its rows only if they are not consecutive.
+    block gives a segment: the number of the block, its first found row, the number of found rows, and the position of
+    these rows in the list of rows. The position is -1 if the rows are consecutive, so that no list is needed.
     """
     if not len(entry_ids):
         return FoundFiles(view, np.empty((0, 4), dtype=np.int64))
@@ -439,7 +461,7 @@ class _Layouts:
             else cached_columns
         )
 
-    def find_counts(self, view: TableView, name: str, column_id: int) -> tuple[BoundColumn, ...]:
+    def find_count_layouts(self, view: TableView, name: str, column_id: int) -> tuple[BoundColumn, ...]:
         """Return the layouts of the counts of a column in all blocks."""
         cached_columns = self._bound_columns.get(key := (name, column_id))
         return (
@@ -448,7 +470,7 @@ class _Layouts:
             else cached_columns
         )
 
-    def read_bounds(self, view: TableView, side: str, column_id: int) -> tuple[BoundColumn, ...]:
+    def find_bound_layouts(self, view: TableView, side: str, column_id: int) -> tuple[BoundColumn, ...]:
         """Return the layouts of the lower or upper bounds of a column in all blocks."""
         cached_columns = self._bound_columns.get(key := (side, column_id))
         if cached_columns is None:
@@ -483,7 +505,7 @@ _NUMBER, _TEXT = -1, -2
 
 
 def _get_layouts(view: TableView) -> _Layouts:
-    """Return the layouts of a view, which are kept with the view."""
+    """Return the layouts of a view: where its blocks store each column. They are kept with the view."""
     return view.derived.get(_Layouts) or view.derived.keep(_Layouts(view))
 
 

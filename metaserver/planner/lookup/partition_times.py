@@ -69,17 +69,23 @@ def _group_ids_by_block(view: TableView, entry_ids: Longs) -> list[tuple[int, Lo
     return [(int(numbers[first]), entry_ids[first:stop]) for first, stop in zip(firsts, stops, strict=True)]
 
 
-def find_partition_ends_ms(view: TableView, number: int, local: Longs, metadata: TableMetadata) -> Longs | None:
+def find_partition_ends_ms(view: TableView, block_number: int, rows: Longs, metadata: TableMetadata) -> Longs | None:
     """Return the end of each row's partition in milliseconds, int64[rows]; MISSING for a partition without a time.
 
+    Args:
+        view: The files of a snapshot, in blocks.
+        block_number: The number of a block.
+        rows: The rows of the block.
+        metadata: The metadata of the table.
+
     Returns:
-        None if the block's spec does not have exactly one partition field of a time.
+        None if the block's partition spec does not have exactly one field that contains a time or truncates a time.
     """
-    time_and_column = _find_time_column(view, number, metadata)
+    time_and_column = _find_time_column(view, block_number, metadata)
     if time_and_column is None:
         return None
     time, column = time_and_column
-    values = np.full(len(local), MISSING, dtype=np.int64) if column is None else read_longs_at(column, local)
+    values = np.full(len(rows), MISSING, dtype=np.int64) if column is None else read_longs_at(column, rows)
     distinct, numbers = np.unique(values, return_inverse=True)
     ends = [MISSING if value == MISSING else compute_partition_end_ms(time, value) for value in distinct.tolist()]
     return np.array(ends, dtype=np.int64)[numbers]

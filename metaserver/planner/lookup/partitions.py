@@ -93,7 +93,7 @@ def _group_rows(segment: Segment) -> tuple[Longs, Longs]:
         The first row of each partition, and for each file the position of its partition among these rows,
         int64[files]. Partitions are in the order of their first files.
     """
-    files = segment.files
+    files = segment.row_count
     group_numbers = np.zeros(files, dtype=np.int64)
     rows = segment.compute_local_rows()
     for column in segment.block.partition_columns:

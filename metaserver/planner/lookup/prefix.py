@@ -69,11 +69,11 @@ class _RawValue(NamedTuple):
     """An unparsed value of the request.
 
     Attributes:
-        path: Whether the value is from a path, in the format of file locations.
+        is_path: Whether the value is from a path, in the format of file locations.
     """
 
     value: object
-    path: bool
+    is_path: bool
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Prefix:
     by_spec: Mapping[int, Expression] | None = None
 
     def find_whole_blocks(self, view: TableView) -> Longs | None:
-        """Return the blocks whose files all match the prefix, if no file of another block matches.
+        """Return the blocks whose files all match the partition prefix, such as `a=1/b=2`, if no other file matches.
 
         Usually, each manifest has one partition, so each block has one value of each partition field. A lookup of the
         value then suffices, without comparing every file.
@@ -179,10 +179,13 @@ class _BlockValues:
     def find_uniform_blocks(self, predicate: Bound) -> Longs | None:
         """Return the blocks whose rows all have the value of the predicate, int64[n], ascending.
 
+        A block stores the values of a partition field in one form, such as integers or texts. It is mixed if its rows
+        have several values.
+
         Returns:
             None if a block may contain this value and other values.
         """
-        if not self.complete:
+        if not self.complete:  # The values of some block are not known.
             return None
         if predicate.op is Op.IS_NULL:
             return None if self.has_mixed_nulls else self._by_key.get(None, _NO_BLOCKS)
@@ -236,7 +239,7 @@ EVERYTHING = Prefix()
 
 
 def parse_prefix(text: str, metadata: TableMetadata, cache: PrefixCache | None = None) -> Prefix:
-    """Parse a prefix.
+    """Parse a partition prefix: the values of some partition fields, as the path `a=1/b=2` or as JSON.
 
     Raises:
         BadRequest: The text is malformed, a field is unknown, or a value is invalid for its field.
@@ -262,7 +265,7 @@ def _read_prefix(text: str, table: _TableFields) -> Prefix:
                 else "the table has no partition fields"
             )
             raise BadRequest(f"partition has the unknown field {name[:100]!r}; {hint}")
-    return Prefix(_group_filters(fields, values))
+    return Prefix(_build_filters_by_spec(fields, values))
 
 
 class _Field(NamedTuple):
@@ -352,7 +355,7 @@ def _parse_partition(text: str) -> dict[str, _RawValue]:
         raise BadRequest(f"partition has {len(text)} characters; the limit is {TEXT_MAX} characters")
     if text.startswith("{"):
         items = decode_json(text.encode("utf-8", "surrogatepass"), "partition")
-        return {name: _RawValue(value, path=False) for name, value in items.items()}
+        return {name: _RawValue(value, is_path=False) for name, value in items.items()}
     values: dict[str, _RawValue] = {}
     for part in text.strip("/").split("/") if text.strip("/") else ():
         name, equals, value = part.partition("=")
@@ -362,12 +365,14 @@ def _parse_partition(text: str) -> dict[str, _RawValue]:
         if name in values:
             raise BadRequest(f"partition has the field {name[:100]!r} twice; send each field once")
         # A plus sign in a path is a plus sign, and not a space.
-        values[name] = _RawValue(unquote(value.replace("+", "%2B")), path=True)
+        values[name] = _RawValue(unquote(value.replace("+", "%2B")), is_path=True)
     return values
 
 
-def _group_filters(fields: _Fields, values: dict[str, _RawValue]) -> dict[int, Expression]:
-    """Return the condition on the partition values of each spec. A spec without a field of the prefix gets FALSE.
+def _build_filters_by_spec(fields: _Fields, values: dict[str, _RawValue]) -> dict[int, Expression]:
+    """Build the condition on the partition values of each spec from the values in a partition prefix.
+
+    If a spec lacks a field of the prefix, its condition is FALSE.
 
     A field may have different types in different specs, so a value need be valid in only one of them.
 
@@ -450,7 +455,7 @@ def _make_predicate(field: _Field, raw: _RawValue) -> Expression:
     kind = field.kind
     if kind is None:
         raise ValueError("the type of its values is unknown, because no schema has its source column")
-    if raw.value is None or (raw.path and raw.value in _NULLS):
+    if raw.value is None or (raw.is_path and raw.value in _NULLS):
         return Bound(Op.IS_NULL, field.id, field.name, kind, "identity", kind, ())
     value = _parse_value(field, raw)
     if value is None:  # The value is beyond the range of the type.
@@ -461,10 +466,12 @@ def _make_predicate(field: _Field, raw: _RawValue) -> Expression:
 
 
 def _parse_value(field: _Field, raw: _RawValue) -> Value | None:
-    """Parse a value of the request in the format of JSON or of paths, in which some types have other formats.
+    """Parse a value of the request. It has the format of values in JSON, or of values in the paths of files.
+
+    For example, bytes are base64 in paths.
 
     Returns:
-        None if no value of the type can be equal to it.
+        The value, or None if no value of the field's type can be equal to the value of the request.
 
     Raises:
         ValueError: The value is invalid.
@@ -475,7 +482,7 @@ def _parse_value(field: _Field, raw: _RawValue) -> Value | None:
             return _parse_ordinal(field.transform, raw_value)
         if field.base in ("float", "double") and raw_value.lower().lstrip("+-") in _FLOATS:
             return float(raw_value)
-        if raw.path and field.base in ("binary", "fixed"):
+        if raw.is_path and field.base in ("binary", "fixed"):
             try:
                 return base64.b64decode(raw_value, validate=True)
             except binascii.Error:
@@ -520,7 +527,8 @@ def _list_leaves(expression: Expression) -> tuple[Bound, ...]:
 def _row_matches(block: Block, row: int, predicates: tuple[Bound, ...]) -> bool:
     """Return whether one row matches all predicates.
 
-    The comparison is in Python, because kernels support neither promoted dates nor fields that the block lacks.
+    The comparison is in Python, because the compiled code supports neither dates that were promoted to timestamps nor
+    fields that the block lacks.
     """
     partition_values = dict(zip(block.partition_fields, block.partition(row), strict=True))
     values: dict[int, tuple[str, Any]] = {

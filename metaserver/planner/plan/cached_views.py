@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain, islice
 
 import msgspec
@@ -76,6 +77,16 @@ class CachedView:
         return _VIEW_BYTES + own_bytes + self.plans.used_bytes
 
 
+@dataclass(slots=True)
+class _CountedBlock:
+    """The use of a block by the views of one principal."""
+
+    views: int = 0
+    """The number of views that contain the block."""
+    size_bytes: int = 0
+    """The size of the block when it was last counted."""
+
+
 class _PrincipalMemory:
     """The memory of one principal's views.
 
@@ -89,8 +100,7 @@ class _PrincipalMemory:
         """The views, with the least recently used first."""
         self.size_bytes = 0
         """The bytes of the blocks, plus the bytes that the views add to them."""
-        self._blocks: dict[Block, list[int]] = {}
-        """For each block, a list of two numbers: the views that contain the block, and its counted bytes."""
+        self._blocks: dict[Block, _CountedBlock] = {}
 
     def put(self, key: ViewKey, cached_view: CachedView) -> None:
         """Add a view of the principal.
@@ -99,34 +109,34 @@ class _PrincipalMemory:
         """
         self.views[key] = cached_view
         for block in cached_view.all_blocks:
-            count_and_bytes = self._blocks.setdefault(block, [0, 0])
-            count_and_bytes[0] += 1
-            self._update_block_size(block, count_and_bytes)
+            counted_block = self._blocks.setdefault(block, _CountedBlock())
+            counted_block.views += 1
+            self._update_block_size(block, counted_block)
 
     def refresh(self, cached_view: CachedView) -> None:
         """Update the counted sizes of the view's blocks, which grow while plans use them."""
         for block in cached_view.all_blocks:
             self._update_block_size(block, self._blocks[block])
 
-    def _update_block_size(self, block: Block, count_and_bytes: list[int]) -> None:
-        """Update the counted size of a block."""
+    def _update_block_size(self, block: Block, counted_block: _CountedBlock) -> None:
+        """Update the counted size of a block, and the total of the principal."""
         current_bytes = block.size_bytes
-        self.size_bytes += current_bytes - count_and_bytes[1]
-        count_and_bytes[1] = current_bytes
+        self.size_bytes += current_bytes - counted_block.size_bytes
+        counted_block.size_bytes = current_bytes
 
     def remove(self, key: ViewKey) -> None:
         """Remove a view that is no longer charged to the principal."""
         for block in self.views.pop(key).all_blocks:
-            count_and_bytes = self._blocks[block]
-            count_and_bytes[0] -= 1
-            if not count_and_bytes[0]:
-                self.size_bytes -= count_and_bytes[1]
+            counted_block = self._blocks[block]
+            counted_block.views -= 1
+            if not counted_block.views:
+                self.size_bytes -= counted_block.size_bytes
                 del self._blocks[block]
 
     def check_invariants(self) -> None:
         """Check, for tests, that the counted memory matches the views and their blocks."""
         charged_bytes = sum(cached_view.charged_bytes for cached_view in self.views.values())
-        assert self.size_bytes == charged_bytes + sum(size for _, size in self._blocks.values())
+        assert self.size_bytes == charged_bytes + sum(block.size_bytes for block in self._blocks.values())
         assert self._blocks.keys() == {block for cached_view in self.views.values() for block in cached_view.all_blocks}
 
 
@@ -261,7 +271,7 @@ class CachedViews:
             for key in [key for key, cached_view in self._views.items() if cached_view is used_view]:
                 self._evict_view(key)
             leaving_bytes = blocks_bytes  # These blocks will be freed after the call, so they do not count.
-        elif used_view.charged_bytes != _EVICTED:
+        elif used_view.charged_bytes != _EVICTED:  # Count what the plan has added to the blocks of the cached view.
             holder_memory = self._memory_by_principal[used_view.holder]
             holder_memory.refresh(used_view)
             self._update_large_principals(used_view.holder, holder_memory)
@@ -288,6 +298,7 @@ class CachedViews:
         self._add(evicted_view, -evicted_view.charged_bytes)
         holder_memory.remove(key)
         self._update_large_principals(evicted_view.holder, holder_memory)
+        # A plan may still use the view. With this marker, its further growth is not added to the total.
         evicted_view.charged_bytes = _EVICTED
         if not holder_memory.views:
             del self._memory_by_principal[evicted_view.holder]
@@ -330,7 +341,7 @@ class PlannedTable(msgspec.Struct, frozen=True):
 
 
 class PlannedTables:
-    """The tables that were planned recently, by UUID.
+    """The tables that were planned recently, by UUID. The server makes the views of their next snapshots in advance.
 
     An instance belongs to one event loop.
     """
@@ -358,6 +369,12 @@ class PlannedTables:
         """Record that a view was made in advance from the view of `old_table`.
 
         Nothing is recorded if a plan has used the table since `old_table`.
+
+        Args:
+            uuid: The UUID of the table.
+            old_table: The record of the table before.
+            key: The key of the new view.
+            due_s: The earliest time at which the next view of the table may be made in advance, in monotonic seconds.
         """
         if self._tables.get(uuid) is old_table:
             self._tables[uuid] = PlannedTable(key, old_table.planned_s, prepared=True, due_s=due_s)

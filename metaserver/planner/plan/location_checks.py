@@ -60,9 +60,11 @@ class LocationChecker:
         deletes = [manifest.manifest_path for manifest in view.delete_manifests]
         own_locations, roots = await self.check_paths(uuid, metadata, (*lists, *deletes))
         prefixes = tuple(root.encode() for root in roots)
+        # First check the folders of manifests.
         folders = _list_folders(view)
-        for folder in folders.find_manifests_to_check(prefixes):
+        for folder in folders.find_manifest_folders_to_check(prefixes):
             await self._check_folder(uuid, own_locations, folder)
+        # Then collect the blocks with files outside of the table's folders, by the common folder of their files.
         blocks_by_folder = {
             folder: [view.blocks[number] for number in numbers]
             for folder, numbers in folders.find_files_to_check(prefixes).items()
@@ -77,11 +79,12 @@ class LocationChecker:
             if block.may_have_dots:
                 blocks_with_dots.append(block)
             if not paths.common.startswith(prefixes):
-                blocks_by_folder.setdefault(_cut_folder(paths.common.decode(errors="replace")), []).append(block)
+                blocks_by_folder.setdefault(_get_folder(paths.common.decode(errors="replace")), []).append(block)
         for part in await asyncio.to_thread(_find_folders_with_dots, blocks_with_dots) if blocks_with_dots else ():
             await self._check_folder(uuid, own_locations, part)
+        # If a common folder contains locations of other tables, check each folder with a file below it.
         for folder, blocks in blocks_by_folder.items():
-            if not await self._check_folder(uuid, own_locations, folder, blocks=True):
+            if not await self._check_folder(uuid, own_locations, folder, is_common_prefix=True):
                 for part in await asyncio.to_thread(_collect_folders, blocks, roots):
                     await self._check_folder(uuid, own_locations, part)
 
@@ -96,21 +99,24 @@ class LocationChecker:
         claims = await self._store.claims(uuid)
         own_locations = {claim.location for claim in claims}
         roots = _list_roots(self._warehouse, metadata, {claim.location for claim in claims if not claim.allowed})
-        for folder in {_cut_folder(path) for path in paths if not path.startswith(roots) or _DOTS in path}:
+        for folder in {_get_folder(path) for path in paths if not path.startswith(roots) or _DOTS in path}:
             await self._check_folder(uuid, own_locations, folder)
         return own_locations, roots
 
-    async def _check_folder(self, uuid: str, own_locations: set[str], folder: str, *, blocks: bool = False) -> bool:
+    async def _check_folder(
+        self, uuid: str, own_locations: set[str], folder: str, *, is_common_prefix: bool = False
+    ) -> bool:
         """Check one folder.
 
         Args:
             uuid: The UUID of the table.
             own_locations: The locations that the table may use.
             folder: The folder.
-            blocks: Whether the folder is the common prefix of the paths of blocks, so that files may be in subfolders.
+            is_common_prefix: Whether the folder is only a common prefix of paths, so that files may be in subfolders.
 
         Returns:
-            False if the folder contains locations of other tables. This happens only with `blocks`.
+            False if the subfolders must be checked, because the folder contains locations of other tables or is not in
+            the stores of this server. This happens only with `is_common_prefix`.
 
         Raises:
             Forbidden: The folder is in another table's location.
@@ -122,10 +128,12 @@ class LocationChecker:
                 raise Forbidden(
                     f"The snapshot names files in {folder[:_SHOWN_CHARS_MAX]!r}; remove '..' and escapes from its paths"
                 ) from None
-            return not blocks  # The folder is not in this server's stores, or the files are in several stores.
+            return (
+                not is_common_prefix
+            )  # The folder is not in this server's stores, or the files are in several stores.
         if not own_locations.isdisjoint(list_keys_above(key)):
             return True
-        overlapping_claims = await self._store.find_overlapping_claims([key], uuid, 1 if blocks else 0)
+        overlapping_claims = await self._store.find_overlapping_claims([key], uuid, 1 if is_common_prefix else 0)
         keys_above = set(list_keys_above(key))
         if any(claim.location in keys_above for claim in overlapping_claims):
             raise Forbidden(
@@ -153,11 +161,13 @@ class _Folders:
         number_by_folder: dict[bytes | None, int] = (
             {} if base_folders is None else {name: n for n, name in enumerate(base_folders.names)}
         )
+        # The folders of the base keep their numbers, so that the rows of its blocks can be used unchanged.
         folder_rows = []
         for number in view.list_blocks_to_compute(base_folders):
             path, block = view.manifests[number].manifest_path, view.blocks[number]
             paths = block.get_packed_texts("file_path")
-            manifest_folder = _cut_folder(path).encode("utf-8", "surrogatepass")
+            manifest_folder = _get_folder(path).encode("utf-8", "surrogatepass")
+            # The packed texts of a block are stored without their common prefix, which is known without reading them.
             data_folder = None if paths is None else paths.common.rpartition(b"/")[0]
             folder_rows.append(
                 (
@@ -168,6 +178,7 @@ class _Folders:
                 )
             )
         blocks = np.array(folder_rows, dtype=np.int32).reshape(len(folder_rows), _COLUMNS)
+        # Add the rows of the blocks that the view shares with its base.
         self.blocks: npt.NDArray[np.int32] = view.join_base(
             blocks, None if base_folders is None else base_folders.blocks
         )
@@ -194,7 +205,7 @@ class _Folders:
         """
         return np.array([name is not None and not (name + b"/").startswith(prefixes) for name in self.names], np.bool_)
 
-    def find_manifests_to_check(self, prefixes: tuple[bytes, ...]) -> set[str]:
+    def find_manifest_folders_to_check(self, prefixes: tuple[bytes, ...]) -> set[str]:
         """Return the folders of manifests whose path is outside the prefixes, or contains `..`."""
         numbers = self.blocks[:, _MANIFEST]
         is_checked = self._find_outside(prefixes)[numbers] | (self.blocks[:, _DOTTED] != 0)
@@ -228,7 +239,8 @@ def _list_folders(view: TableView) -> _Folders:
 def _list_roots(warehouse: Warehouse, metadata: TableMetadata, locations: set[str]) -> tuple[str, ...]:
     """Return the path prefixes of the table's own locations, in the spelling of its writers.
 
-    One location can have several spellings, such as `s3://` and `s3a://`. Paths of files have that of the metadata.
+    One location can have several spellings, such as `s3://` and `s3a://`. The spelling in the paths of files is that in
+    the metadata.
 
     Args:
         warehouse: The warehouse, which converts a spelling to a key.
@@ -255,16 +267,16 @@ def _collect_folders(blocks: Iterable[Block], roots: tuple[str, ...]) -> set[str
     folders: set[str] = set()
     for block in blocks:
         paths = (block.read_text("file_path", row) for row in range(block.rows))
-        folders |= {_cut_folder(path) for path in paths if path is not None and not path.startswith(roots)}
+        folders |= {_get_folder(path) for path in paths if path is not None and not path.startswith(roots)}
     return folders
 
 
 def _find_folders_with_dots(blocks: Iterable[Block]) -> set[str]:
     """Return the folders of the blocks' files whose paths contain `..`."""
     paths = (block.read_text("file_path", row) for block in blocks for row in range(block.rows))
-    return {_cut_folder(path) for path in paths if path is not None and _DOTS in path}
+    return {_get_folder(path) for path in paths if path is not None and _DOTS in path}
 
 
-def _cut_folder(path: str) -> str:
+def _get_folder(path: str) -> str:
     """Return the folder of a path, without a slash at the end."""
     return path.rpartition("/")[0]

@@ -74,16 +74,17 @@ class KeptManifests(NamedTuple):
     """The manifests of a snapshot from which a plan keeps files.
 
     Attributes:
-        whole: The manifests of which the plan keeps all live files.
-        parts: The manifests of which the plan keeps some files.
+        whole: The manifests that are used unchanged, because the plan keeps all of their live files.
+        parts: The manifests whose kept files are written to new manifests.
         deletes: The delete manifests.
     """
 
     whole: tuple[ManifestFile, ...]
     parts: tuple[ManifestPart, ...]
     deletes: tuple[ManifestFile, ...]
-    hidden: bool = False
-    """Whether to hide values that mislead readers whose rules differ from Iceberg's (`reader_quirks.py`)."""
+    hides_misleading_values: bool = False
+    """Whether to hide partition fields, and bounds of columns that may have NaN. Some readers, such as DuckDB, prune
+    by them with rules that differ from Iceberg's (`reader_quirks.py`)."""
     tests_nan: bool = False
     """Whether the filter of the plan tests for NaN."""
 
@@ -94,13 +95,18 @@ class KeptManifests(NamedTuple):
 
 
 class PlanFiles(NamedTuple):
-    """The files of a plan table, as (location, content), and its metadata. The last file is the metadata file."""
+    """The encoded files of a plan table: a table whose only snapshot has the files that a plan keeps.
+
+    Attributes:
+        files: The location and the content of each file. The last file is the metadata file.
+        metadata: The decoded content of the metadata file.
+    """
 
     files: tuple[tuple[str, bytes], ...]
     metadata: TableMetadata
 
 
-def find_kept_manifests(scan: ScanPlan, format_version: int, *, hidden: bool = False) -> KeptManifests:
+def find_kept_manifests(scan: ScanPlan, format_version: int, *, hides_misleading_values: bool = False) -> KeptManifests:
     """Return the entries of each manifest of the scan's snapshot that the plan keeps.
 
     A manifest is used unchanged only if the plan keeps all of its files, and no value in it must be changed.
@@ -108,7 +114,9 @@ def find_kept_manifests(scan: ScanPlan, format_version: int, *, hidden: bool = F
     Args:
         scan: The plan.
         format_version: The format version of the new manifest list.
-        hidden: Whether to hide values that mislead readers whose rules differ from Iceberg's.
+        hides_misleading_values: Whether the plan is for a reader that prunes files by other rules than Iceberg's, such
+            as DuckDB. A manifest with a column that may have NaN is then not used unchanged, because such a reader
+            would leave out files by the bounds of this column.
     """
     view = scan.view
     numbers, local = view.split_entry_ids(scan.entry_ids)
@@ -117,13 +125,15 @@ def find_kept_manifests(scan: ScanPlan, format_version: int, *, hidden: bool = F
     for rows, number in zip(np.split(local, edges), numbers[np.append(0, edges)] if len(numbers) else (), strict=False):
         block = view.blocks[number]
         manifest = msgspec.structs.replace(view.manifests[number], partition_spec_id=block.spec_id)
-        has_usable_metrics = not block.has_unusable_bounds and not (hidden and may_have_nan(block))
+        has_usable_metrics = not block.has_unusable_bounds and not (hides_misleading_values and may_have_nan(block))
         if has_usable_metrics and len(rows) == block.rows and _has_required_fields(manifest, format_version):
             whole_manifests.append(manifest)
         else:
             parts.append(ManifestPart(manifest, rows))
     tests_nan = any(predicate.op is Op.IS_NAN for predicate in collect_predicates(scan.bound))
-    return KeptManifests(tuple(whole_manifests), tuple(parts), view.delete_manifests, hidden, tests_nan)
+    return KeptManifests(
+        tuple(whole_manifests), tuple(parts), view.delete_manifests, hides_misleading_values, tests_nan
+    )
 
 
 def _has_required_fields(manifest: ManifestFile, format_version: int) -> bool:
@@ -151,10 +161,19 @@ class PlanWriter:
         self._decoded_manifests: MemoryCache[str, DecodedManifest] = MemoryCache(budget_bytes, "plan-tables")
         self._reads: SingleFlight[str, DecodedManifest] = SingleFlight()
 
-    async def write(
+    async def encode(
         self, manifests: KeptManifests, metadata: TableMetadata, snapshot: Snapshot, location: str, plan_id: str
     ) -> PlanFiles:
-        """Encode the files of a plan table without storing them. Their names begin with `{location}-{plan_id}`.
+        """Read the manifests from which a plan keeps files, and encode the files of the plan table.
+
+        A plan table is a table whose only snapshot has the files that the plan keeps. The caller stores its files.
+
+        Args:
+            manifests: The manifests from which the plan keeps files.
+            metadata: The metadata of the planned table.
+            snapshot: The planned snapshot.
+            location: The location of the plan table. The paths of its files begin with `{location}-{plan_id}`.
+            plan_id: The id of the plan.
 
         Raises:
             Corrupt: A manifest cannot be read; the message names it.
@@ -165,7 +184,9 @@ class PlanWriter:
             parts = manifests.parts[start : start + _MANIFESTS_IN_FLIGHT_MAX]
             decoded_manifests = await asyncio.gather(*(self._get_manifest(part.manifest) for part in parts))
             for manifest, part in zip(decoded_manifests, parts, strict=True):
-                read_entries = partial(_read_entries, manifest, part, metadata, hidden=manifests.hidden)
+                read_entries = partial(
+                    _read_entries, manifest, part, metadata, drops_nan_bounds=manifests.hides_misleading_values
+                )
                 entries += (
                     read_entries() if len(part.rows) <= _IN_LOOP_ENTRIES_MAX else await asyncio.to_thread(read_entries)
                 )
@@ -200,11 +221,18 @@ class PlanWriter:
 
 
 def _read_entries(
-    manifest: DecodedManifest, part: ManifestPart, metadata: TableMetadata, *, hidden: bool
+    manifest: DecodedManifest, part: ManifestPart, metadata: TableMetadata, *, drops_nan_bounds: bool
 ) -> list[ManifestEntry]:
     """Return the entries that the plan keeps, with inherited fields, and without metrics that readers cannot use.
 
     First row ids are assigned before entries are left out, because each id depends on all earlier entries.
+
+    Args:
+        manifest: The decoded manifest, with all entries.
+        part: The manifest's entry in the manifest list, and the numbers of the kept entries.
+        metadata: The metadata of the table.
+        drops_nan_bounds: Whether to remove the bounds of columns that may have NaN. Bounds ignore NaN, so a reader
+            that orders NaN above all numbers would leave out files with NaN.
     """
     first = part.manifest.first_row_id
     if first is not None:
@@ -216,7 +244,7 @@ def _read_entries(
     entries = []
     for entry in read_live_entries(select_rows(manifest, part.rows), part.manifest, metadata):
         file = repair_file(entry.file, find_type)
-        file = drop_nan_bounds(file, find_type) if hidden else file
+        file = drop_nan_bounds(file, find_type) if drops_nan_bounds else file
         entries.append(entry if file is entry.file else msgspec.structs.replace(entry, file=file))
     return entries
 
@@ -231,7 +259,14 @@ def encode_plan_files(
 ) -> PlanFiles:
     """Encode the files of a plan table. The function reads and writes no files.
 
-    `entries` are the entries of `manifests.parts`, with inherited fields.
+    Args:
+        manifests: The manifests from which the plan keeps files, and what the plan table hides from its reader.
+        entries: The kept entries of the manifests that are not used unchanged, with inherited fields. They are written
+            to new manifests.
+        metadata: The metadata of the planned table.
+        snapshot: The planned snapshot.
+        location: The location of the plan table.
+        plan_id: The id of the plan. The paths of the files begin with `{location}-{plan_id}`.
     """
     version = metadata.format_version
     if version >= ROW_LINEAGE_MIN_FORMAT_VERSION and snapshot.first_row_id is None:
@@ -247,10 +282,10 @@ def encode_plan_files(
         *manifests.deletes,
     ]
     plan_metadata = make_plan_metadata(metadata, snapshot, location)
-    if manifests.tests_nan:
+    if manifests.tests_nan:  # The property warns clients that would prune files with NaN.
         properties = {**plan_metadata.properties, TESTS_NAN: "true"}
         plan_metadata = msgspec.structs.replace(plan_metadata, properties=properties)
-    if manifests.hidden:
+    if manifests.hides_misleading_values:
         listed_manifests = [msgspec.structs.replace(manifest, partitions=None) for manifest in listed_manifests]
         plan_metadata = hide_partition_fields(plan_metadata)
     manifest_list = write_manifest_list(

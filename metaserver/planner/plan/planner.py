@@ -283,7 +283,7 @@ class Planner:
             if probe.missing_rows and await index_access.index_selection.load_rows(probe):
                 probe.reset_counts()
                 scan = await asyncio.to_thread(plan)
-            index_access.index_selection.record(probe, index_access.entry)
+            index_access.index_selection.record_and_verify(probe, index_access.entry)
         return scan
 
     async def covers(
@@ -329,9 +329,10 @@ class Planner:
     async def prepare(
         self, metadata: TableMetadata, planned_table: PlannedTable, entry: Entry | None = None, *, limit_bytes: int
     ) -> ViewKey | None:
-        """Make the view of the current snapshot in advance, with the same columns as the view of `planned_table`.
+        """Make the view of the current snapshot before a plan needs it. A view is the decoded manifests in memory.
 
-        If no plan has used the previously prepared view, the new view replaces it.
+        The view gets the same columns as the view of `planned_table`. If no plan has used the previously prepared view,
+        the new view replaces it.
 
         Returns:
             The key of the view. None if the view already exists, if the view of `planned_table` is no longer in memory,
@@ -359,7 +360,7 @@ class Planner:
             await asyncio.to_thread(cached_view.view.compute_columns_like, previous.view)
             return cached_view
 
-        # The new view counts for the principal of the previous view.
+        # The memory of the new view counts towards the limit of the principal whose plan made the previous view.
         with set_principal(previous.holder):
             cached_view = await self._repeat_if_damaged(make)
         self._prepared_views += 1
@@ -420,6 +421,11 @@ class Planner:
 
         Manifest lists and manifests are checked before they are read, and data files afterwards. A view remembers for
         which table and allowed locations it was checked.
+
+        Args:
+            bound_scan: The scan whose snapshot the view shows.
+            entry: The catalog entry of the table. None if the table has no entry.
+            whole: Whether to load all manifests of the snapshot, or only those that the scan's filter needs.
 
         Raises:
             Forbidden: The snapshot names files in a location that another table claims.
@@ -584,7 +590,7 @@ async def open_planner(
         folder=folder,
         disk_bytes=settings.plan_disk_bytes,
         check_mapped=False,  # Blocks verify their columns on use.
-        on_mapped=Block.count_mapped,
+        on_mapped=Block.mark_as_mapped,
         threads=decoders,  # The decoders' own threads would wait for disk writes.
         name="planner-disk",
     )

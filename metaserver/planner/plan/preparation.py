@@ -96,7 +96,10 @@ class Preparation:
         self._commit_recorded.set()
 
     async def work(self) -> None:
-        """Make the views of tables with recorded commits, one after another, until the task is cancelled."""
+        """Decode the manifests of tables with new commits into memory, one table after another.
+
+        So the next plan of such a table need not read them. The method runs until its task is cancelled.
+        """
         while True:
             uuid, wait_s = self._choose_next_table()
             if uuid is not None and wait_s <= 0:

@@ -33,11 +33,11 @@ _ALL_ROWS = 1
 _APPLIED_BY = "`seamark run compact` applies them"
 
 
-def is_misleading(view: TableView, metadata: TableMetadata) -> bool:
+def has_misleading_values(view: TableView, metadata: TableMetadata) -> bool:
     """Return whether a reader whose rules differ from Iceberg's may leave out files that its query needs.
 
-    It may do so by unusable bounds, by bounds of columns with NaN, and by partition fields that are not plain values
-    of a current column.
+    There are three possible reasons: bounds are unusable, a column with bounds may have NaN, or a partition field is
+    not the untransformed value of a current column.
     """
     if any(block.has_unusable_bounds or may_have_nan(block) for block in view.blocks):
         return True
@@ -83,7 +83,6 @@ def drop_nan_bounds(file: ContentFile, find_type: Callable[[int], Type | None]) 
 
 def hide_partition_fields(metadata: TableMetadata) -> TableMetadata:
     """Return the metadata with partition specs that mislead no reader.
-
 
     Identity fields of present columns stay. Each other field becomes a void field with an id that no manifest has, so
     its value is null. The field is not removed, because DuckDB 1.5.5 ends the process if manifests have partition

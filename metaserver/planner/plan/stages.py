@@ -136,7 +136,11 @@ def _list_stages(
 def _narrow_by_keys(
     selection: FileSelection, dynamic_filters: Sequence[DynamicFilter], is_expired: Callable[[], bool]
 ) -> None:
-    """Narrow by statistics of the columns that have dynamic filters."""
+    """Remove the files from the selection whose statistics exclude all keys of a dynamic filter.
+
+    A dynamic filter is the set of keys of the other table of a join. The function returns early if the time budget of
+    the plan is exhausted.
+    """
     for dynamic_filter in dynamic_filters:
         if is_expired():
             return

@@ -139,7 +139,7 @@ def run_comparison(selection: FileSelection, side: BoundColumn, op: int, key: Ke
         selection.compare(side, op, int(key))
 
 
-def run_membership(selection: FileSelection, lower: BoundColumn, upper: BoundColumn, bound: Bound) -> None:
+def keep_files_with_values(selection: FileSelection, lower: BoundColumn, upper: BoundColumn, bound: Bound) -> None:
     """Keep the files whose range, from `lower` to `upper`, contains one of the integers that `bound` lists."""
     keys = np.array(
         sorted({int(encode_key(Form.INTEGERS, bound.kind, value)) for value in bound.values}), dtype=np.int64
@@ -196,25 +196,28 @@ def narrow_by_partition(selection: FileSelection, by_spec: Mapping[int, Expressi
 
 
 def _narrow_by_partition_predicate(selection: FileSelection, bound: Bound) -> None:
-    """Narrow by a predicate on a partition field. Files of blocks without comparable values of the field are kept."""
+    """Remove the files from the selection whose partition value does not satisfy a predicate on a partition field.
+
+    Files of manifests whose values of the field are unknown or not comparable are kept.
+    """
     column = selection.view.partition(bound.column_id, bound.kind)
     if get_form(bound.kind) is None:
         return
-    part = selection
-    if not column.is_known:
-        part = FileSelection(
+    known_selection = selection
+    if not column.is_known_for_all_blocks:
+        known_selection = FileSelection(
             selection.view, np.where(column.known, selection.state, 0).astype(np.uint8), selection.mask
         )
     if get_form(bound.kind) is Form.FLOATS:
-        _narrow_floats(part, column, bound)
+        _narrow_floats(known_selection, column, bound)
     else:
-        _narrow_values(part, column, bound)
-    if part is not selection:
-        selection.state[column.known] = part.state[column.known]
+        _narrow_values(known_selection, column, bound)
+    if known_selection is not selection:
+        selection.state[column.known] = known_selection.state[column.known]
 
 
 def _narrow_values(selection: FileSelection, column: PartitionValues, bound: Bound) -> None:
-    """Narrow by a predicate on partition values that are integers or strings."""
+    """Remove the files whose partition value, an integer or a string, does not satisfy a predicate."""
     op, values, kind = bound.op, bound.values, bound.kind
     if op is Op.IS_NULL:
         _keep_nulls(selection, column, nulls=True)
@@ -253,7 +256,7 @@ def _compare_values(
 
 
 def _narrow_values_in(selection: FileSelection, column: PartitionValues, bound: Bound) -> None:
-    """Narrow by IN on partition values.
+    """Remove the files whose partition value is not in the list of an IN predicate.
 
     First, the smallest and the largest listed value exclude files. Integers are then compared with the whole list, and
     other types only with a short list.
@@ -261,7 +264,8 @@ def _narrow_values_in(selection: FileSelection, column: PartitionValues, bound: 
     _compare_values(selection, column, (LE,), bound.kind, bound.values[-1])
     _compare_values(selection, column, (GE,), bound.kind, bound.values[0])
     if len(column.sides) == 1 and column.sides[0].form is Form.INTEGERS:
-        run_membership(selection, column.sides[0], column.sides[0], bound)
+        exact_values = column.sides[0]  # A partition value is exact, so it is both the lower and the upper bound.
+        keep_files_with_values(selection, exact_values, exact_values, bound)
     elif len(bound.values) <= IN_VALUES_MAX:
         narrow_to_any(
             selection,
@@ -273,7 +277,7 @@ def _narrow_values_in(selection: FileSelection, column: PartitionValues, bound: 
 
 
 def _narrow_values_not_in(selection: FileSelection, column: PartitionValues, bound: Bound) -> None:
-    """Narrow by NOT_EQ or NOT_IN on partition values. Null satisfies both operators.
+    """Remove the files whose partition value a NOT_EQ or NOT_IN predicate excludes. Null satisfies both operators.
 
     A long list excludes few files and takes long, so it is not evaluated.
     """
@@ -305,7 +309,7 @@ def _keep_nulls(selection: FileSelection, column: PartitionValues, *, nulls: boo
 
 
 def _narrow_floats(selection: FileSelection, column: PartitionValues, bound: Bound) -> None:
-    """Narrow by partition values of type float or double.
+    """Remove the files whose partition value, a float or double, does not satisfy a predicate.
 
     Such partition values are rare, so numpy evaluates them block by block. NaN is greater than every number, as in
     Java, and the two zeros are equal.
@@ -356,7 +360,7 @@ _NEGATIVE = frozenset({Op.NOT_EQ, Op.NOT_IN, Op.NOT_STARTS_WITH})
 
 
 def narrow_by_stats(selection: FileSelection, expression: Expression, is_expired: Expired) -> None:
-    """Narrow by record counts, bounds, null counts and NaN counts.
+    """Remove the files from the selection whose record counts, bounds, null counts or NaN counts exclude all rows.
 
     The predicates of the expression are bound to columns. Files with an unknown number of rows are kept in any case.
     """
@@ -388,10 +392,12 @@ def _narrow_by_record_count(selection: FileSelection) -> FileSelection | None:
 
 
 def _narrow_by_predicate(selection: FileSelection, bound: Bound) -> None:
-    """Narrow by the statistics of the column that a predicate compares."""
+    """Remove the files from the selection whose statistics show that no row satisfies the predicate."""
     if bound.kind in ("list", "map"):
         return  # Statistics of lists and maps count elements, not rows.
-    if bound.transform != IDENTITY:  # Narrow by the range of the column that follows, or not at all.
+    if bound.transform != IDENTITY:
+        # The statistics describe the source column. So test the range of its values that the predicate implies, such as
+        # a range of timestamps for a day. A predicate that implies no range removes no file.
         ranges = find_source_ranges(bound)
         if not (isinstance(ranges, Bound) and ranges.transform != IDENTITY):
             narrow_by_expression(selection, ranges, _narrow_by_predicate, never_expires)
@@ -399,44 +405,45 @@ def _narrow_by_predicate(selection: FileSelection, bound: Bound) -> None:
     column = selection.view.find_statistics(bound.column_id, bound.kind)
     op = bound.op
     if op in _POSITIVE:
-        _drop_files(selection, column, column.nulls_only, _find_nulls_only)
-        _drop_files(selection, column, column.nans_only, _find_nans_only)
+        _drop_files(selection, column, column.nulls_only, _test_nulls_only)
+        _drop_files(selection, column, column.nans_only, _test_nans_only)
         _narrow_by_bounds(selection, column, bound)
     elif op in _NEGATIVE:
         _narrow_by_exclusion(selection, column, bound)
     elif op is Op.IS_NULL:
-        _drop_files(selection, column, column.no_nulls, _find_no_nulls)
+        _drop_files(selection, column, column.no_nulls, _test_no_nulls)
     elif op is Op.NOT_NULL:
-        _drop_files(selection, column, column.nulls_only, _find_nulls_only)
+        _drop_files(selection, column, column.nulls_only, _test_nulls_only)
     elif op is Op.NOT_NAN:
-        _drop_files(selection, column, column.nans_only, _find_nans_only)
+        _drop_files(selection, column, column.nans_only, _test_nans_only)
     else:
         assert op is Op.IS_NAN
-        _drop_files(selection, column, column.nulls_only, _find_nulls_only)
-        _drop_files(selection, column, column.no_nans, _find_no_nans)
+        _drop_files(selection, column, column.nulls_only, _test_nulls_only)
+        _drop_files(selection, column, column.no_nans, _test_no_nans)
 
 
 Truths = npt.NDArray[np.bool_]
 CountTest = Callable[[Longs, Longs, Longs], Truths]
+"""A test of the files of a block by their counts of values, of nulls and of NaNs. A test may ignore some counts."""
 
 
-def _find_no_nulls(values: Longs, nulls: Longs, nans: Longs) -> Truths:
-    """Return whether each file has no nulls, by its value count, null count and NaN count."""
+def _test_no_nulls(_values: Longs, nulls: Longs, _nans: Longs) -> Truths:
+    """Return whether each file has no nulls, by its null count. The other parameters are those of a `CountTest`."""
     return np.asarray(nulls == 0)
 
 
-def _find_no_nans(values: Longs, nulls: Longs, nans: Longs) -> Truths:
-    """Return whether each file has no NaNs, by its value count, null count and NaN count."""
+def _test_no_nans(_values: Longs, _nulls: Longs, nans: Longs) -> Truths:
+    """Return whether each file has no NaNs, by its NaN count. The other parameters are those of a `CountTest`."""
     return np.asarray(nans == 0)
 
 
-def _find_nulls_only(values: Longs, nulls: Longs, nans: Longs) -> Truths:
-    """Return whether all values of each file are null, by its value count, null count and NaN count."""
+def _test_nulls_only(values: Longs, nulls: Longs, _nans: Longs) -> Truths:
+    """Return whether all values of each file are null. The third parameter is that of a `CountTest`."""
     return np.asarray((values != MISSING) & (nulls == values))
 
 
-def _find_nans_only(values: Longs, nulls: Longs, nans: Longs) -> Truths:
-    """Return whether all values of each file are NaN, by its value count, null count and NaN count."""
+def _test_nans_only(values: Longs, _nulls: Longs, nans: Longs) -> Truths:
+    """Return whether all values of each file are NaN. The second parameter is that of a `CountTest`."""
     return np.asarray((values != MISSING) & (nans == values))
 
 
@@ -463,12 +470,16 @@ def _test_block(view: TableView, column: ColumnStatistics, number: int, test: Co
 
 
 def _narrow_by_bounds(selection: FileSelection, column: ColumnStatistics, bound: Bound) -> None:
-    """Narrow by the bounds of a column, for an operator in `_POSITIVE`."""
+    """Remove the files from the selection in which no value between the column's bounds satisfies the predicate.
+
+    The operator is a comparison, EQ, IN or STARTS_WITH.
+    """
     op = bound.op
     if op in COMPARISONS:
         compare = partial(_compare_bounds, column=column, op=COMPARISONS[op], kind=bound.kind, value=bound.values[0])
         if bound.kind == "uuid":
-            narrow_to_any(selection, [compare, *_make_conditions_across_orders(column)])
+            # Writers order UUIDs in two ways, so also keep the files whose bounds exclude a value in only one of them.
+            narrow_to_any(selection, [compare, *_make_order_dependent_conditions(column)])
         else:
             compare(selection)
     elif op is Op.EQ:
@@ -493,11 +504,12 @@ def _compare_bounds(selection: FileSelection, column: ColumnStatistics, op: int,
             run_comparison(selection, side, op, key, uuid=kind == "uuid")
 
 
-def _make_conditions_across_orders(column: ColumnStatistics) -> list[Callable[[FileSelection], None]]:
-    """Return the alternative conditions under which the order of UUID bounds may differ from that of the reader.
+def _make_order_dependent_conditions(column: ColumnStatistics) -> list[Callable[[FileSelection], None]]:
+    """Return the alternative conditions under which the result of comparing UUID bounds depends on the order of UUIDs.
 
-    At least one condition is true if exactly one of the two bounds has its first bit set, or if only one bound exists.
-    A value that is between such bounds in one order may be outside of them in the other order.
+    Some writers and readers compare UUIDs as unsigned bytes, others as two signed 64-bit numbers. At least one
+    condition is true if exactly one of the two bounds has its first bit set, or if only one bound exists. A value that
+    is between such bounds in one order may be outside of them in the other order.
     """
 
     def compare_bounds(selection: FileSelection, lower: int, upper: int) -> None:
@@ -518,13 +530,13 @@ def _make_conditions_across_orders(column: ColumnStatistics) -> list[Callable[[F
 
 
 def _compare_zero(selection: FileSelection, side: BoundColumn, op: int, zero: float) -> None:
-    """Narrow by a comparison with a zero.
+    """Keep the files in which a bound of a float column satisfies a comparison with 0.0 or -0.0.
 
     A file is kept if it matches in SQL, where -0.0 equals 0.0, or in Iceberg, where -0.0 is less than 0.0. So `x < 0.0`
     may match a row with -0.0, and `x > -0.0` may match a row with 0.0.
     """
-    is_strict = (op == LT and not math.copysign(1, zero) < 0) or (op == GT and math.copysign(1, zero) < 0)
-    if not is_strict:
+    includes_other_zero = (op == LT and not math.copysign(1, zero) < 0) or (op == GT and math.copysign(1, zero) < 0)
+    if not includes_other_zero:
         run_comparison(selection, side, op, 0.0, uuid=False)
         return
     # The files whose bound is the other zero: -0.0 for `x < 0.0`, and 0.0 for `x > -0.0`.
@@ -542,7 +554,7 @@ def _compare_zero(selection: FileSelection, side: BoundColumn, op: int, zero: fl
 
 
 def _narrow_by_exclusion(selection: FileSelection, column: ColumnStatistics, bound: Bound) -> None:
-    """Narrow by NOT_EQ, NOT_IN or NOT_STARTS_WITH.
+    """Remove the files from the selection in which a NOT_EQ, NOT_IN or NOT_STARTS_WITH predicate excludes every row.
 
     A file is removed only if it has neither null nor NaN, and its bounds prove that each row has an excluded value.
     Long lists take too long, and UUIDs have no certain order, so neither is evaluated.
@@ -568,9 +580,9 @@ def _narrow_by_exclusion(selection: FileSelection, column: ColumnStatistics, bou
     for number in np.flatnonzero(is_candidate & (part.state != ALL_FILES)).tolist():
         first, end = view.starts[number], view.starts[number + 1]
         is_kept = part.mask[first:end] != 0 if part.state[number] else np.zeros(end - first, dtype=np.bool_)
-        is_kept |= ~_test_block(view, column, number, _find_no_nulls)
+        is_kept |= ~_test_block(view, column, number, _test_no_nulls)
         if is_float:
-            is_kept |= ~_test_block(view, column, number, _find_no_nans)
+            is_kept |= ~_test_block(view, column, number, _test_no_nans)
         selection.keep(number, is_kept)
 
 
@@ -593,12 +605,13 @@ def _make_exclusion_conditions(
 def _narrow_bounds_in(selection: FileSelection, column: ColumnStatistics, bound: Bound) -> None:
     """Keep the files in which a value that the IN predicate lists is between the bounds."""
     values = bound.values
+    # Clients order UUIDs in two ways. The first and the last value limit the list only if both orders are equal.
     if bound.kind != "uuid" or _have_one_order(values):
         _compare_bounds(selection, column, LE, bound.kind, values[-1])
         _compare_bounds(selection, column, GE, bound.kind, values[0])
     sides = _read_integer_sides(column)
     if sides is not None:
-        run_membership(selection, *sides, bound)
+        keep_files_with_values(selection, *sides, bound)
         return
     if len(values) > IN_VALUES_MAX:
         return
@@ -608,7 +621,11 @@ def _narrow_bounds_in(selection: FileSelection, column: ColumnStatistics, bound:
 
 
 def _read_integer_sides(column: ColumnStatistics) -> tuple[BoundColumn, BoundColumn] | None:
-    """Return the lower and the upper bounds, or None if some bounds are not integers."""
+    """Return the lower and the upper bounds, or None if some bounds are not integers.
+
+    `column.lower` and `column.upper` have an item for each form of the bounds. So they have several items, or none, if
+    the blocks store the bounds in several forms, or store no bounds.
+    """
     if len(column.lower) != 1 or len(column.upper) != 1:
         return None
     lower, upper = column.lower[0], column.upper[0]
@@ -618,11 +635,15 @@ def _read_integer_sides(column: ColumnStatistics) -> tuple[BoundColumn, BoundCol
 def narrow_to_keys(selection: FileSelection, column_id: int, kind: str, keys: KeySet) -> None:
     """Keep the files that may contain one of the keys, by bounds and null counts.
 
-    There must be at least one key.
+    Args:
+        selection: The selection to narrow.
+        column_id: The field id of the column.
+        kind: The Iceberg type of the keys.
+        keys: The keys, in ascending order. There must be at least one key.
     """
     column = selection.view.find_statistics(column_id, kind)
-    _drop_files(selection, column, column.nulls_only, _find_nulls_only)
-    if kind == "uuid":
+    _drop_files(selection, column, column.nulls_only, _test_nulls_only)
+    if kind == "uuid":  # The bounds of UUIDs are in one of two orders, and the keys are only in one of them.
         return
     low, high = (pack_key(keys.get_key(position), kind) for position in (0, len(keys) - 1))
     for op, key, sides in ((LE, high, column.lower), (GE, low, column.upper)):
@@ -631,6 +652,7 @@ def narrow_to_keys(selection: FileSelection, column_id: int, kind: str, keys: Ke
                 run_comparison(selection, side, op, key, uuid=False)
     integer_sides = _read_integer_sides(column)
     if integer_sides is not None and keys.distinct.codes is not None:
+        # The kernel compares signed integers. The codes of keys are unsigned, and differ from the values by the bias.
         lower, upper = integer_sides
         key_longs = (keys.distinct.codes ^ np.uint64(_compute_code_bias(kind))).view(np.int64)
         state, mask = selection.state, selection.mask

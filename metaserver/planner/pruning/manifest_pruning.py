@@ -152,8 +152,10 @@ class _FieldSummaries:
     def __init__(self, summaries: Sequence[FieldSummary | None], kind: str) -> None:
         self.kind = kind
         self.form = get_form(kind)
-        self.nulls = np.array([_read_state(summary and summary.contains_null) for summary in summaries], dtype=np.uint8)
-        self.nans = np.array([_read_state(item and item.contains_nan) for item in summaries], dtype=np.uint8)
+        self.nulls = np.array(
+            [_encode_flag(summary and summary.contains_null) for summary in summaries], dtype=np.uint8
+        )
+        self.nans = np.array([_encode_flag(item and item.contains_nan) for item in summaries], dtype=np.uint8)
         is_unbounded = [item is not None and item.lower is None and item.upper is None for item in summaries]
         self.unbounded: Flags = np.array(is_unbounded, dtype=np.bool_)
         self.summaries = summaries if self.form is Form.STRINGS and kind != "uuid" else ()
@@ -207,8 +209,8 @@ class _FieldSummaries:
         return flags
 
 
-def _read_state(state: bool | FieldSummary | None) -> int:
-    """Return `_YES`, `_NO` or `_UNKNOWN` for a flag of a summary."""
+def _encode_flag(state: bool | FieldSummary | None) -> int:
+    """Return `_YES`, `_NO` or `_UNKNOWN` for a flag of a partition field's summary. None means unknown."""
     return _UNKNOWN if state is None else _YES if state else _NO
 
 

@@ -53,7 +53,8 @@ class _StoredFile:
     def read(self, size: int = -1) -> bytes:
         """Return the next `size` bytes of the file, or all remaining bytes if `size` is negative.
 
-        A range that was already fetched and checked is returned once from memory.
+        The checks of a file and pyarrow read the same ranges. The first read of a range fetches it and keeps it in
+        memory. The second read returns it from memory and frees the memory.
         """
         length = self._size - self._position if size < 0 else max(0, min(size, self._size - self._position))
         if not length:
@@ -175,25 +176,25 @@ class DataRows:
 
     @contextmanager
     def _open_file(
-        self, path: str, size: int, records: int, read_value: Callable[[BoundedParquet], dict[int, pa.ChunkedArray]]
+        self, path: str, size: int, records: int, read_columns: Callable[[BoundedParquet], dict[int, pa.ChunkedArray]]
     ) -> Iterator[dict[int, pa.ChunkedArray]]:
-        """Open a file, and read its columns with the function `read_value`.
+        """Open a file, and yield the columns that the function `read_columns` reads from it, by field id.
 
         The decoded columns count towards the budget until the context ends.
         """
         source = _StoredFile(self._objects, self._loop, path, size, self._fetch_budget)
         with BudgetShare(self.decoded) as budget:
-            yield self._decode_file(source, path, records, read_value, budget)
+            yield self._decode_file(source, path, records, read_columns, budget)
 
     def _decode_file(
         self,
         source: _StoredFile,
         path: str,
         records: int,
-        read_value: Callable[[BoundedParquet], dict[int, pa.ChunkedArray]],
+        read_columns: Callable[[BoundedParquet], dict[int, pa.ChunkedArray]],
         budget: Budget,
     ) -> dict[int, pa.ChunkedArray]:
-        """Decode the columns of an opened file with the function `read_value`.
+        """Decode the columns of an opened file with the function `read_columns`.
 
         Raises:
             Unreadable: The file cannot be read, or its number of rows is not that of its manifest entry.
@@ -202,7 +203,7 @@ class DataRows:
             file = BoundedParquet(pa.PythonFile(source, mode="r"), path, budget)
             if file.rows != records:
                 raise Unreadable(path, f"the file has {file.rows} rows; its manifest states {records}")
-            return read_value(file)
+            return read_columns(file)
         except AmbiguousColumn as error:
             raise Unreadable(path, str(error)) from None
         except (BadRequest, StorageError) as error:

@@ -177,17 +177,22 @@ def _make_column(term: Term, values: list[Any], possible_keys: Mask) -> Keys:
 def _convert_key(term: Term, value: Any, number: int) -> Key | None:
     """Return the key of a value, or None if no row can have the value.
 
-    A number beyond the range of floats is read as infinity, if it represents infinity. `number` is the number of the
-    key in the request, for the error message.
+    Args:
+        term: The indexed column, or a function of a column.
+        value: The value of the key in the request.
+        number: The number of the key in the request, for the error message.
+
+    Raises:
+        BadRequest: The value is not a value of the column's type.
     """
     try:
         literal: Literal = parse_literal(term.kind, value)
     except BadRequest as error:
         raise BadRequest(f"Key {number}, column {term.text}: {error.message}") from None
-    if isinstance(literal, Above | Below):
+    if isinstance(literal, Above | Below):  # The value is outside the range of the column's type.
         is_infinite = term.kind in FLOATS and literal.infinite
         return make_key(float("inf" if isinstance(literal, Above) else "-inf"), term.kind) if is_infinite else None
-    if isinstance(literal, Between):
+    if isinstance(literal, Between):  # The value is between two adjacent values of the type, so no row has it.
         return None
     function = INDEXED_FUNCTIONS.get(term.transform)
     try:

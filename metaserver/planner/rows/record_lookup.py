@@ -137,17 +137,19 @@ def _combine_parts(
     """Combine the rows of all batches.
 
     Args:
-        parts: The query, data file, position and `undecided` of the rows of each batch; see `LocatedRows`.
+        parts: The rows of each batch, as four arrays: the number of the key, the position of the data file in the
+            view, the number of the row in the file, and whether it is unknown if the row is deleted.
         uncovered_flags: uint8[files of the view]: 1 for files that the index does not cover.
 
     Returns:
         The located rows, and the number of files that the index excludes.
     """
-    query, data_file, position, is_undecided = (np.concatenate(column) for column in zip(*parts, strict=True))
+    key_numbers, data_file, position, is_undecided = (np.concatenate(column) for column in zip(*parts, strict=True))
     is_kept = uncovered_flags != 0
     is_kept[data_file] = True
     removed_files = len(is_kept) - int(np.count_nonzero(is_kept))
-    return LocatedRows(query, data_file, position, is_undecided, np.flatnonzero(uncovered_flags), {}), removed_files
+    uncovered_files = np.flatnonzero(uncovered_flags)
+    return LocatedRows(key_numbers, data_file, position, is_undecided, uncovered_files, {}), removed_files
 
 
 def _find_column_keys(definition: IndexDefinition, columns: Sequence[Keys]) -> dict[int, Keys]:
@@ -165,6 +167,8 @@ def _make_empty_result() -> tuple[Longs, Longs, Longs, Mask]:
 
 
 _Rows = tuple[Longs, Longs, Longs]
+"""For each located row: the number of its key, the position of its data file in the view, and its number in the file.
+"""
 
 
 class _IndexFileRows(NamedTuple):
@@ -260,14 +264,14 @@ class _Search:
             if part.location in self.damaged:
                 continue
             try:
-                query, data_file, position = self._search_part(number, high, low)
+                key_numbers, data_file, position = self._search_part(number, high, low)
             except ValueError as error:
                 # Results for earlier keys stay valid, because every page is verified before use.
                 results.append(_IndexFileRows(number, None, str(error)))
                 continue
-            results.append(_IndexFileRows(number, (numbers[query], data_file, position)))
+            results.append(_IndexFileRows(number, (numbers[key_numbers], data_file, position)))
             with self._count_lock:
-                self._total += len(query)
+                self._total += len(key_numbers)
             if self._total > ROWS_MAX:
                 raise TooLarge(f"The keys have more than {ROWS_MAX:,} rows; send fewer keys in one request")
         return results
@@ -275,33 +279,39 @@ class _Search:
     def _merge_results(self, results: Sequence[Sequence[_IndexFileRows]]) -> _Rows:
         """Merge the rows from all index files, sorted by key. Record the damaged index files.
 
-        The data files of a damaged index file become uncovered, so that the client reads them.
+        The data files of a damaged index file are marked as not covered by the index, so that the client reads them.
         """
         parts = [_make_empty_result()[:3]]  # The rows are not evaluated yet, so the array `undecided` is left out.
         for result in sorted(chain.from_iterable(results), key=lambda result: result.number):
             if result.rows is None:
                 self.damaged[self._coverage.parts[result.number].location] = result.reason
-                self.uncovered[self._coverage.by_position[0] == result.number] = 1
+                index_file_numbers, _ = self._coverage.by_position  # The number of the index file of each data file.
+                self.uncovered[index_file_numbers == result.number] = 1
             else:
                 parts.append(result.rows)
-        query, data_file, position = (np.concatenate(column) for column in zip(*parts, strict=True))
+        key_numbers, data_file, position = (np.concatenate(column) for column in zip(*parts, strict=True))
         if len(parts) > 2:  # Besides the empty part, there are rows of several index files.
-            order = np.argsort(query, kind="stable")
-            query, data_file, position = query[order], data_file[order], position[order]
-        return query, data_file, position
+            order = np.argsort(key_numbers, kind="stable")
+            key_numbers, data_file, position = key_numbers[order], data_file[order], position[order]
+        return key_numbers, data_file, position
 
     def _search_part(self, number: int, high: Hashes, low: Hashes) -> tuple[Longs, Longs, Longs]:
-        """Search a batch of keys in one index file. Return the rows of the data files that it covers."""
+        """Search a batch of keys in one index file, and locate their rows in the data files that it covers.
+
+        Returns:
+            For each row: the number of its key in the batch, the position of its data file in the view, and the number
+            of the row in the data file.
+        """
         part = self._coverage.parts[number]
         part_numbers, entry_numbers = self._coverage.by_position
-        query, file, position = self._look_up_file(part.location, high, low)
+        key_numbers, file, position = self._look_up_file(part.location, high, low)
         data_file = part.positions[file]
         is_in_part = data_file >= 0
         # If two index files cover a data file, only the rows from one of them are used.
         is_in_part[is_in_part] = (part_numbers[data_file[is_in_part]] == number) & (
             entry_numbers[data_file[is_in_part]] == file[is_in_part]
         )
-        return query[is_in_part], data_file[is_in_part], position[is_in_part].astype(np.int64)
+        return key_numbers[is_in_part], data_file[is_in_part], position[is_in_part].astype(np.int64)
 
     def _look_up_file(self, location: str, high: Hashes, low: Hashes) -> RowPositions:
         """Return the rows of the keys in one index file, including data files that are not in the view."""
@@ -323,7 +333,7 @@ def _refuse_too_many_rows(record: RecordBlob, high: Hashes) -> None:
     Raises:
         TooLarge: The rows of the keys fill more pages than `ROWS_MAX` rows may.
     """
-    spans = stretches(record.fences.first, np.sort(high))
+    spans = stretches(record.fences.first_hashes, np.sort(high))
     pages = int((spans[:, 1] - spans[:, 0]).sum())
     # The first and the last page of a key may also have rows of other keys, so only the pages between them are counted.
     if (pages - 2 * len(high)) * ENTRIES_A_PAGE > ROWS_MAX:

@@ -79,7 +79,7 @@ class RowDeletes:
     """
 
     def __init__(self, objects: ObjectStore, decoded_bytes: int) -> None:
-        """Create the evaluator of deletes.
+        """Create the cache of delete files.
 
         Args:
             objects: The storage.
@@ -155,8 +155,8 @@ class DeleteEvaluator:
     ) -> tuple[_Groups, list[tuple[int, ...]], list[tuple[int, DeleteFile, Columns]]]:
         """Return the rows of each data file, the deletes that apply to each file, and the deletes that are unread.
 
-        A delete file whose key columns are not supported, or that exceeds the limit of the request, is not read. Its
-        content is then the reason.
+        A delete file whose key columns are not supported, or that exceeds the limit of the request, is not read.
+        `contents` then has the reason in place of the content of the file.
         """
         order = np.argsort(data_files, kind="stable")
         ends = [*(np.flatnonzero(np.diff(data_files[order])) + 1).tolist(), len(data_files)]
@@ -193,8 +193,8 @@ class DeleteEvaluator:
             return None
         if columns not in self._hashes:
             self._hashes[columns] = _hash_keys([self._known_keys[column_id] for column_id, _ in columns])
-        exact_hashes, loose_hashes = self._hashes[columns]
-        return _select_pair(exact_hashes, rows), None if loose_hashes is None else _select_pair(loose_hashes, rows)
+        exact_hashes, merged_hashes = self._hashes[columns]
+        return _select_pair(exact_hashes, rows), None if merged_hashes is None else _select_pair(merged_hashes, rows)
 
     def add_problem(self, problem: Unreadable) -> None:
         """Record why rows are undecided, unless there are too many problems."""
@@ -228,7 +228,12 @@ class _Evaluation:
     deletion: RowDeletion
 
     def evaluate_files(self, groups: _Groups, deletes_by_file: Iterable[tuple[int, ...]]) -> None:
-        """Evaluate the deletes that apply to each data file, and record the result in `deletion`."""
+        """Evaluate the deletes that apply to each data file, and mark the deleted and undecided rows in `deletion`.
+
+        Args:
+            groups: The position of each data file in the view, and the indexes of its rows among the evaluated rows.
+            deletes_by_file: For each data file, the numbers of the delete files that apply to it.
+        """
         for (data_file, rows), deletes in zip(groups, deletes_by_file, strict=True):
             if deletes:
                 self._evaluate_file(data_file, rows, deletes)
@@ -283,14 +288,14 @@ class _Evaluation:
             key_sets: The deleted keys of each delete file.
         """
         try:
-            exact_hashes, loose_hashes = self._hash_rows(path, size_and_records, rows, columns)
+            exact_hashes, merged_hashes = self._hash_rows(path, size_and_records, rows, columns)
         except Unreadable as problem:
             self._mark_undecided(rows, problem)
             return
         for deleted_keys in key_sets:
             self.deletion.deleted[rows] |= deleted_keys.exact.has(*exact_hashes)
-            if deleted_keys.with_equal_zeros is not None and loose_hashes is not None:
-                undecided_rows = rows[deleted_keys.with_equal_zeros.has(*loose_hashes) & ~self.deletion.deleted[rows]]
+            if deleted_keys.with_equal_zeros is not None and merged_hashes is not None:
+                undecided_rows = rows[deleted_keys.with_equal_zeros.has(*merged_hashes) & ~self.deletion.deleted[rows]]
                 if len(undecided_rows):
                     self._mark_undecided(
                         undecided_rows,
@@ -300,10 +305,10 @@ class _Evaluation:
     def _hash_rows(
         self, path: str, size_and_records: tuple[int, int], rows: Longs, columns: Columns
     ) -> tuple[_Pair, _Pair | None]:
-        """Return the hashes of the key columns of some rows, and the hashes with equal zeros or None.
+        """Return the exact hashes of the key columns of some rows, and the hashes in which -0.0 equals 0.0.
 
         If the values are not known from the request, they are read from the data file in the order of positions. The
-        hashes are then brought back into the order of `rows`.
+        hashes are then brought back into the order of `rows`. The second result is None if no column has floats.
 
         Raises:
             Unreadable: The values cannot be read from the data file.
@@ -316,7 +321,7 @@ class _Evaluation:
         column_ids = [column_id for column_id, _ in columns]
         with self.evaluator.data.read(path, *size_and_records, column_ids, positions) as values:
             try:
-                exact_hashes, loose_hashes = _hash_keys(
+                exact_hashes, merged_hashes = _hash_keys(
                     [convert_to_keys(values[column_id], kind) for column_id, kind in columns]
                 )
             except ValueError as error:
@@ -324,14 +329,14 @@ class _Evaluation:
         inverse = np.argsort(order, kind="stable")
         return (
             _select_pair(exact_hashes, inverse),
-            None if loose_hashes is None else _select_pair(loose_hashes, inverse),
+            None if merged_hashes is None else _select_pair(merged_hashes, inverse),
         )
 
 
 def _hash_keys(columns: list[Keys]) -> tuple[_Pair, _Pair | None]:
-    """Return the hash of each key, and the hash with which both zeros are equal, or None if no key has a zero."""
-    loose_hashes = merge_zeros(columns)
-    return hash_halves(columns), None if loose_hashes is None else hash_halves(loose_hashes)
+    """Return the exact hash of each key, and the hash in which -0.0 equals 0.0, or None if no column has floats."""
+    columns_with_merged_zeros = merge_zeros(columns)
+    return hash_halves(columns), None if columns_with_merged_zeros is None else hash_halves(columns_with_merged_zeros)
 
 
 def _select_pair(pair: _Pair, indexes: Longs) -> _Pair:

@@ -39,6 +39,10 @@ class MatchingRows(NamedTuple):
     exact: bool
 
 
+_ALL_ROWS = MatchingRows(None, exact=False)
+"""The result if no index can evaluate an expression: each row of the file may match."""
+
+
 @dataclass
 class PredicateMatcher:
     """Evaluates an expression on any number of files.
@@ -66,10 +70,10 @@ class PredicateMatcher:
             records: The number of rows of the file.
         """
         if records > _ROWS_MAX:
-            return MatchingRows(None, False)
+            return _ALL_ROWS
         match expression:
             case Always(value):
-                return MatchingRows(None if value else make_empty_bits(records), True)
+                return MatchingRows(None if value else make_empty_bits(records), exact=True)
             case And(children):
                 return self._intersect_parts([self.match_rows(child, position, records) for child in children])
             case Or(children):
@@ -111,14 +115,14 @@ class PredicateMatcher:
         index = self.indexes.get((predicate.column_id, predicate.transform))
         ranges = None if index is None else self._compute_ranges(predicate, index.definition)
         if index is None or ranges is None:
-            return MatchingRows(None, False)
+            return _ALL_ROWS
         location_and_file = index.coverage.find_index_file(position)
         if location_and_file is None or location_and_file[0] in self.damaged:
-            return MatchingRows(None, False)
+            return _ALL_ROWS
         location, file = location_and_file
         bitmap = index.find_bitmap(location)
         if bitmap is None:
-            return MatchingRows(None, False)
+            return _ALL_ROWS
         try:
             if bitmap.open_section(file).rows != records:
                 raise ValueError(f"file {file} has {records} rows, but its bitmap has {bitmap.open_section(file).rows}")
@@ -129,11 +133,12 @@ class PredicateMatcher:
                 and ranges.kind in FLOATS
                 and self.semantics is ComparisonSemantics.SQL
             ):
-                exact &= not bitmap.find_rows(file, KeyRanges(ranges.kind, (), False, True)).any()
+                nan_only = KeyRanges(ranges.kind, ranges=(), nulls=False, nans=True)
+                exact &= not bitmap.find_rows(file, nan_only).any()
             return MatchingRows(bitmap.find_rows(file, ranges), exact)
         except ValueError as error:
             self.damaged[location] = str(error)
-            return MatchingRows(None, False)
+            return _ALL_ROWS
 
     def _compute_ranges(self, predicate: Bound, definition: IndexDefinition) -> KeyRanges | None:
         key = make_predicate_key(predicate)

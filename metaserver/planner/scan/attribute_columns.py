@@ -57,7 +57,10 @@ class AttributeColumn(msgspec.Struct, frozen=True, array_like=True):
 
 
 def list_attribute_names(metadata: TableMetadata) -> tuple[str, ...]:
-    """Return the names of the indexes on attributes of a table, enabled or paused.
+    """Return the names of the table's indexes on attributes, enabled or paused.
+
+    An attribute is a column of another table, a dimension table, that an index of this table contains. A filter names
+    it like a column.
 
     Columns of the table may have the same names.
     """
@@ -65,9 +68,9 @@ def list_attribute_names(metadata: TableMetadata) -> tuple[str, ...]:
 
 
 def find_attribute_columns(metadata: TableMetadata, names: Iterable[str]) -> tuple[AttributeColumn, ...]:
-    """Return the attributes of the table with one of these names, in any case, that no column has.
+    """Return the attributes of the table that have one of these names and do not have the name of a column.
 
-    A paused index keeps its name, but its attribute is not current.
+    Names are compared without regard to case. The attributes of paused indexes are included, but are not current.
     """
     folded_names = {name.lower() for name in names}
     named_definitions = [

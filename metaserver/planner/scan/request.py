@@ -102,8 +102,9 @@ class PinnedRequest(ScanOptions, frozen=True, kw_only=True, array_like=True):
     def bind(self, metadata: TableMetadata) -> BoundScan:
         """Parse the filter and bind it as Java's library does.
 
-        Java's library binds a filter to the columns of the table itself, so a filter with attributes is from another
-        client.
+        A filter may also name attributes, which are columns of a dimension table that an index of this table contains.
+        Java's library only sends filters on columns of the table itself, so a filter with attributes is from another
+        client, and is bound to one schema.
 
         Raises:
             BadRequest: The filter is invalid.
@@ -266,9 +267,8 @@ def bind_for_java(metadata: TableMetadata, options: ScanOptions, filter: Express
     conjunct of the filter differently, this conjunct prunes no file.
 
     Raises:
-        BadRequest: No schema can bind the filter, or two schemas bind a conjunct differently and partition values
-            decide this conjunct. In the second case, Spark does not filter rows by the conjunct, so the plan would have
-            to be exact.
+        BadRequest: No schema can bind the filter. Or two schemas bind a conjunct on partition columns differently:
+            Spark leaves such a conjunct to the plan and does not filter rows by it, so the plan cannot ignore it.
     """
     snapshot = resolve_snapshot(metadata, options)
     schema = resolve_schema(metadata, snapshot, options)

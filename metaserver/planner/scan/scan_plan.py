@@ -234,5 +234,5 @@ class ScanPlan:
         return self._deletes.find_deletes_for_file(entry_id)
 
     def find_deletes_by_file(self, entry_ids: Longs) -> list[tuple[int, ...]]:
-        """Return, for each data file, the delete files that apply to it, as `deletes` does."""
+        """Return, for each data file, the delete files that apply to it, as rows of the view's delete blocks."""
         return self._deletes.find_deletes(entry_ids)

@@ -40,7 +40,13 @@ _TASK, _PLAN = b"plan-task", b"plan-id"
 
 
 class PlanTask(msgspec.Struct, frozen=True):
-    """A part of a plan: the files with entry ids from `first_row` up to and not including `end_row`."""
+    """A part of a plan: the files in a range of entry ids, which number the manifest entries of a snapshot.
+
+    Attributes:
+        request: The plan request.
+        first_row: The first entry id of the range.
+        end_row: The entry id after the last entry id of the range.
+    """
 
     request: PinnedRequest
     first_row: int
@@ -56,15 +62,21 @@ class Tokens:
     def __init__(self, keyring: Keyring) -> None:
         self._keyring = keyring
 
-    def plan_task(self, packed_request: bytes, first_row: int, end_row: int, table_uuid: str) -> str:
-        """Return a signed plan task as URL-safe text.
+    def sign_plan_task(self, packed_request: bytes, first_row: int, end_row: int, table_uuid: str) -> str:
+        """Return a signed token of a plan task as URL-safe text.
 
-        `packed_request` is the result of `pack`, which is the same for all pages.
+        Args:
+            packed_request: The result of `pack_request`, which is the same for all tasks of a plan.
+            first_row: The first entry id of the task.
+            end_row: The entry id after the last entry id of the task.
+            table_uuid: The UUID of the table. The token is valid only for this table.
         """
         return self._sign_token(_TASK, _ROWS.pack(first_row, end_row) + packed_request, table_uuid)
 
-    def plan_id(self, packed_request: bytes, table_uuid: str) -> str:
-        """Return a signed plan id as URL-safe text. It has the same form as a plan task, and contains all rows.
+    def sign_plan_id(self, packed_request: bytes, table_uuid: str) -> str:
+        """Return a signed plan id as URL-safe text.
+
+        A plan id has the form of a plan task whose range covers all entry ids of the snapshot.
 
         Args:
             packed_request: The result of `pack_request`.
@@ -73,12 +85,18 @@ class Tokens:
         return self._sign_token(_PLAN, _ROWS.pack(0, ROWS_MAX) + packed_request, table_uuid)
 
     def open_plan_task(self, token: str, table_uuid: str) -> PlanTask | None:
-        """Verify a token, and return its plan task, or None if `plan_task` did not make the token for this table."""
+        """Verify a token, and return its plan task.
+
+        The result is None if `sign_plan_task` did not make the token, or made it for another table.
+        """
         body = self._open_token(_TASK, token, table_uuid)
         return None if body is None else PlanTask(_unpack_request(body[_ROWS.size :]), *_ROWS.unpack_from(body))
 
     def open_plan_id(self, token: str, table_uuid: str) -> PinnedRequest | None:
-        """Verify a plan id, and return its request, or None if `plan_id` did not make the id for this table."""
+        """Verify a plan id, and return its request.
+
+        The result is None if `sign_plan_id` did not make the id, or made it for another table.
+        """
         body = self._open_token(_PLAN, token, table_uuid)
         return None if body is None else _unpack_request(body[_ROWS.size :])
 
@@ -119,17 +137,21 @@ def _unpack_request(packed_request: bytes) -> PinnedRequest:
     return convert_msgpack(zlib.decompress(packed_request), PinnedRequest)
 
 
-def count_pages(files: int, packed_bytes: int, *, inline_limit: int, page_size: int) -> int:
-    """Return the number of plan tasks for a plan of `files` files.
+def count_plan_tasks(files: int, packed_bytes: int, *, inline_limit: int, page_size: int) -> int:
+    """Return the number of plan tasks for a plan of `files` files, or 0 if the answer contains all files itself.
 
-    The number is 0 if the answer contains all files itself.
+    A plan with more files than `inline_limit` has at least two tasks, so that a client can fetch them in parallel. The
+    token of each task contains the filter. If the filter is long (an IN list of thousands of values), there are fewer
+    and larger tasks, so that the total size of the tokens does not grow.
 
-    A plan with more files than `inline_limit` has at least two pages, so that a client can fetch them in parallel. Each
-    token contains the filter. If the filter is long (an IN list of thousands of values), there are fewer and larger
-    pages, so that the total size of the tokens does not grow.
+    Args:
+        files: The number of files of the plan.
+        packed_bytes: The size of the packed request, which each token contains.
+        inline_limit: The maximum number of files in an answer without plan tasks.
+        page_size: The number of files that each task should have.
     """
     if files <= inline_limit:
         return 0
     token_bytes = (_HEAD_BYTES + packed_bytes) * 4 // 3 + 4  # base64 encodes three bytes as four characters.
-    pages = min(max(2, math.ceil(files / page_size)), TOKENS_BYTES_MAX // token_bytes)
-    return pages if pages > 1 else 0
+    tasks = min(max(2, math.ceil(files / page_size)), TOKENS_BYTES_MAX // token_bytes)
+    return tasks if tasks > 1 else 0

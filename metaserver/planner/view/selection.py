@@ -57,6 +57,8 @@ class FileSelection:
         if self._waiting:
             self.apply_waiting()
         if self._mask is None:
+            # The bytes are not initialized. Only those of blocks with the state `SOME_FILES` are read, and a block gets
+            # this state only when its bytes are written.
             self._mask = np.empty(self.view.file_count, dtype=np.uint8)
         return self._mask
 

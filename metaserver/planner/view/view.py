@@ -31,10 +31,10 @@ Objects = npt.NDArray[np.object_]
 Array = TypeVar("Array", bound=npt.NDArray[Any])
 _WIDENED = {("int", "long"), ("long", "int"), ("float", "double"), ("double", "float")}
 _LAYOUT_FIELDS = 15
-_FORM, _WIDTH, _ROWS, _FIRST, _BASE, _SKETCH = 0, 1, 4, 5, 6, 13
+_FORM, _WIDTH, _ROWS, _FIRST, _VALUE_BASE, _SKETCH = 0, 1, 4, 5, 6, 13
 """The columns of an array of layouts (`BoundColumn.layout`)."""
-_HEAD_ROWS, _HEAD_SPEC, _HEAD_HAS_EMPTY_FILES = range(3)
-"""The columns of the array of heads (`_read_head`)."""
+_SUMMARY_ROWS, _SUMMARY_SPEC, _SUMMARY_HAS_EMPTY_FILES = range(3)
+"""The columns of the array of block summaries (`_summarize_block`)."""
 NO_FILES, ALL_FILES, SOME_FILES = 0, 1, 2
 """The values of a flag of a block: whether something is true for none, for all, or for some of the block's files."""
 _VIEW_BLOCK_BYTES, _STATISTICS_BLOCK_BYTES, _PARTITION_BLOCK_BYTES, _REFERENCE_BYTES = 400, 32, 17, 8
@@ -49,8 +49,13 @@ ENTRY_MASK = (1 << ENTRY_BITS) - 1
 class BoundColumn:
     """The lower or upper bounds of a column in one form.
 
-    `layout`, int64[blocks, 15], has the format of `_scan.pyx`. `low` and `high` contain the minimum and the maximum of
-    each block.
+    The bounds of a column may have several forms, such as integers and strings. Each form has its own instance.
+
+    Attributes:
+        form: The form of the values.
+        layout: int64[blocks, 15]: the addresses and sizes of each block's arrays, in the format of `_scan.pyx`.
+        low: The smallest value of each block.
+        high: The largest value of each block.
     """
 
     __slots__ = ("form", "high", "layout", "low", "packed")
@@ -58,12 +63,12 @@ class BoundColumn:
     def __init__(
         self, form: Form, packed_columns: Objects, view: TableView, base_columns: Sequence[BoundColumn] | None
     ) -> None:
-        """Read the bounds of the blocks that are not in the view's base, which is a view that shares blocks.
+        """Read the bounds of new blocks, and copy those of the blocks that an older view of the table has read.
 
         Args:
             form: The form of the values.
             packed_columns: object[blocks]: the packed columns. None for a block without values in this form.
-            view: The view.
+            view: The view. Its base is the older view, with which it shares blocks.
             base_columns: The same column of the view's base, in all forms. None if the base has not read it.
         """
         dtype = (np.int64, np.float64, np.uint64)[form]
@@ -74,16 +79,17 @@ class BoundColumn:
         self.high: npt.NDArray[Any] = np.zeros(len(packed_columns), dtype=dtype)
         self.packed = packed_columns
         """object[blocks]: the packed columns. None for a block without values in this form."""
-        self._add(range(len(packed_columns)) if base_columns is None else view.new_blocks, view)
-        shared, in_base = view.shared_blocks
+        self._read_blocks(range(len(packed_columns)) if base_columns is None else view.new_blocks, view)
+        shared, in_base = view.shared_blocks  # The numbers of the shared blocks in this view and in its base.
         for side in base_columns or ():
             if side.form == form:
                 self.layout[shared] = side.layout[in_base]
                 self.low[shared], self.high[shared] = side.low[in_base], side.high[in_base]
+        # The position of a block's first file is a position in this view, so it is not copied from the base.
         has_form = self.layout[:, _FORM] >= 0
         self.layout[has_form, _FIRST] = view.extents[has_form, _FIRST]
 
-    def _add(self, numbers: Sequence[int], view: TableView) -> None:
+    def _read_blocks(self, numbers: Sequence[int], view: TableView) -> None:
         """Read the layouts and the smallest and largest values of the column in some blocks, given by their numbers."""
         positions, rows, low, high = [], [], [], []
         for number in numbers:
@@ -151,9 +157,13 @@ class ColumnStatistics:
     def __init__(
         self, view: TableView, column_id: int, kind: str, base_statistics: ColumnStatistics | None = None
     ) -> None:
-        """Read the statistics of the blocks that are not in the view's base.
+        """Read the statistics of new blocks, and copy those of the blocks that an older view of the table has read.
 
-        `base_statistics` are the same statistics of the view's base, or None if the base has not read them.
+        Args:
+            view: The view. Its base is the older view, with which it shares blocks.
+            column_id: The field id of the column.
+            kind: The type as which the values are compared.
+            base_statistics: The same statistics of the view's base, or None if the base has not read them.
         """
         usable_entries = [
             _to_usable_entry(view.blocks[number].find_entry(column_id), kind)
@@ -205,15 +215,17 @@ class PartitionValues:
         nulls: uint8[blocks]: `NO_FILES`, `ALL_FILES` or `SOME_FILES`: whether no value of a block is null, all values,
             or some values.
         has_nulls: Whether any value is null.
+        packed: object[blocks]: the packed values of each block. None for a block in which all values are null.
+        sides: The values as bounds, in each of their forms. A value is both its lower and its upper bound.
     """
 
-    __slots__ = ("has_nulls", "is_known", "known", "nulls", "packed", "sides")
+    __slots__ = ("has_nulls", "is_known_for_all_blocks", "known", "nulls", "packed", "sides")
 
     def __init__(self, view: TableView, field_id: int, kind: str, base_values: PartitionValues | None = None) -> None:
-        """Read the values of a partition field in the blocks that are not in the view's base.
+        """Read the values of a partition field in new blocks, and copy those that an older view of the table has read.
 
         Args:
-            view: The view.
+            view: The view. Its base is the older view, with which it shares blocks.
             field_id: The id of the partition field.
             kind: The type as which the values are compared. Blocks with values of other types count as unknown.
             base_values: The same values of the view's base, or None if the base has not read them.
@@ -244,7 +256,7 @@ class PartitionValues:
             view, self.packed, None if base_values is None else base_values.sides
         )
         self.has_nulls = bool(self.nulls.any())
-        self.is_known = bool(self.known.all())
+        self.is_known_for_all_blocks = bool(self.known.all())
         """Whether all blocks have the field."""
 
     @property
@@ -272,8 +284,15 @@ class TableView:
     ) -> None:
         """Create a view of these blocks.
 
-        `base` is a view that shares blocks with this view, such as the view of the previous snapshot. While the base
-        is in memory, its columns are reused.
+        Args:
+            manifests: The data manifests.
+            blocks: The decoded data files of each manifest.
+            delete_manifests: The delete manifests.
+            delete_blocks: The decoded delete files of each delete manifest.
+            ordinals: The number of each data manifest in the snapshot's list of data manifests. None if the view has
+                all of them.
+            base: An older view that shares blocks with this view, such as the view of the previous snapshot. While the
+                base is in memory, the columns that it has read are reused.
         """
         self.manifests = tuple(manifests)
         self.blocks = tuple(blocks)
@@ -290,25 +309,30 @@ class TableView:
         is_new[self.shared_blocks[0]] = False
         self.new_blocks: list[int] = np.flatnonzero(is_new).tolist()
         """The numbers of the blocks that are not in the base."""
-        heads = [_read_head(self.blocks[number]) for number in self.list_blocks_to_compute(base)]
-        self._heads: Longs = self.join_base(
-            np.array(heads, dtype=np.int64).reshape(len(heads), 3), None if base is None else base._heads
+        summaries = [_summarize_block(self.blocks[number]) for number in self.list_blocks_to_compute(base)]
+        self._block_summaries: Longs = self.join_base(
+            np.array(summaries, dtype=np.int64).reshape(len(summaries), 3),
+            None if base is None else base._block_summaries,
         )
-        ends: Longs = np.cumsum(self._heads[:, _HEAD_ROWS])
+        """int64[blocks, 3]: the result of `_summarize_block` for each block."""
+        ends: Longs = np.cumsum(self._block_summaries[:, _SUMMARY_ROWS])
         self.starts: list[int] = [0, *ends.tolist()]
         self.delete_starts = _compute_starts(self.delete_blocks)
-        self.spec_ids: Longs = np.ascontiguousarray(self._heads[:, _HEAD_SPEC])
+        self.spec_ids: Longs = np.ascontiguousarray(self._block_summaries[:, _SUMMARY_SPEC])
         self.specs = frozenset(np.unique(self.spec_ids).tolist())
         self._stats: dict[tuple[int, str], ColumnStatistics] = {}
         self._partition: dict[tuple[int, str], PartitionValues] = {}
         self.extents: Longs = np.zeros((len(self.blocks), _LAYOUT_FIELDS), dtype=np.int64)
-        """The layouts for kernels that read no column: row counts, first positions and, as base, first entry ids."""
-        self.extents[:, _ROWS] = self._heads[:, _HEAD_ROWS]
-        self.extents[:, _FIRST] = ends - self._heads[:, _HEAD_ROWS]
-        self.extents[:, _BASE] = self.ordinals << ENTRY_BITS
-        self.blocks_with_empty_files: list[int] = np.flatnonzero(self._heads[:, _HEAD_HAS_EMPTY_FILES]).tolist()
+        """The layouts for kernels that read no column. They have the row count of each block, the position of its first
+        file, and its first entry id in place of a column's smallest value, to which the codes of a column are added."""
+        self.extents[:, _ROWS] = self._block_summaries[:, _SUMMARY_ROWS]
+        self.extents[:, _FIRST] = ends - self._block_summaries[:, _SUMMARY_ROWS]
+        self.extents[:, _VALUE_BASE] = self.ordinals << ENTRY_BITS
+        has_empty_files = self._block_summaries[:, _SUMMARY_HAS_EMPTY_FILES]
+        self.blocks_with_empty_files: list[int] = np.flatnonzero(has_empty_files).tolist()
         """The numbers of the blocks with a file whose record count is 0 or unknown."""
         self._size_cache = (0, 0)
+        """The number of columns that the view has read, and their size in bytes."""
         self.derived = DerivedValues()
         """Data that other modules compute from the view, and that are kept with it."""
 
@@ -324,7 +348,10 @@ class TableView:
 
     @property
     def base(self) -> TableView | None:
-        """The view from which this view was made, or None if it is no longer in memory."""
+        """The older view whose columns this view reuses, or None if there is none or it is no longer in memory.
+
+        A view contains the decoded manifests of one snapshot. The next snapshot shares most of them.
+        """
         return None if self._base is None else self._base()
 
     @property
@@ -379,7 +406,10 @@ class TableView:
         return positions
 
     def find_entry_ids(self, positions: Longs) -> Longs:
-        """Return the entry ids at these positions, int64[n]. This is the inverse of `find_positions`."""
+        """Return the entry ids at these positions, int64[n]. This is the inverse of `find_positions`.
+
+        An entry id has the number of the manifest in its high 32 bits, and the number of the entry in its low 32 bits.
+        """
         starts = np.array(self.starts[:-1], dtype=np.int64)
         numbers = np.searchsorted(starts, positions, side="right") - 1
         entry_ids: Longs = (self.ordinals[numbers] << ENTRY_BITS) + positions - starts[numbers]
@@ -448,15 +478,26 @@ class TableView:
             self.partition(field_id, kind)
 
     def list_blocks_to_compute(self, base_data: object) -> Sequence[int]:
-        """Return the numbers of the blocks to compute: all blocks if `base_data` is None, otherwise the new blocks."""
+        """Return the numbers of the blocks for which a result is computed: all blocks, or only the new blocks.
+
+        `base_data` is the same result for the older view whose results this view reuses, or None if that view has no
+        such result. A block is new if the older view does not have it.
+        """
         return range(len(self.blocks)) if base_data is None else self.new_blocks
 
     def join_base(self, new_rows: Array, base_rows: Array | None) -> Array:
-        """Combine rows computed for the new blocks with the rows of the base. The result has a row for each block."""
+        """Combine the rows of a result for the new blocks with those of the base. The output has a row for each block.
+
+        The base is the older view of the table with which this view shares blocks.
+
+        Args:
+            new_rows: The rows of the new blocks, or of all blocks if `base_rows` is None.
+            base_rows: The same result for the blocks of the base. None if the base has not computed it.
+        """
         if base_rows is None:
             return new_rows
         all_rows = np.empty((len(self.blocks), *base_rows.shape[1:]), dtype=base_rows.dtype)
-        shared, in_base = self.shared_blocks
+        shared, in_base = self.shared_blocks  # The numbers of the shared blocks in this view and in the base.
         all_rows[shared] = base_rows[in_base]
         all_rows[self.new_blocks] = new_rows
         return cast("Array", all_rows)
@@ -541,7 +582,7 @@ def make_object_array(values: Sequence[object]) -> Objects:
     return array
 
 
-def _read_head(block: Block) -> tuple[int, int, bool]:
+def _summarize_block(block: Block) -> tuple[int, int, bool]:
     """Return the number of rows of a block, its spec id, and whether any file may have no rows or an unknown count."""
     counts = block.get_packed_longs("record_count")
     return block.rows, block.spec_id, counts is None or counts.low <= 0

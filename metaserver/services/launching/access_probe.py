@@ -28,13 +28,19 @@ _NAMESPACE = ("seamark:access-check",)
 
 def make_access_probe(settings: Settings, clock: Clock) -> Job:
     """Return a job that checks whether jobs can reach the server and the storage."""
-    return Job(ACCESS_CHECK, _NAMESPACE, "", str(clock.uuid4()), arguments=list_probe_arguments(settings, clock))
+    return Job(ACCESS_CHECK, _NAMESPACE, "", str(clock.uuid4()), arguments=make_access_check_arguments(settings, clock))
 
 
-def list_probe_arguments(settings: Settings, clock: Clock) -> dict[str, Any]:
-    """Return the object that the job writes, reads and deletes, or the address that the job connects to instead."""
+def make_access_check_arguments(settings: Settings, clock: Clock) -> dict[str, Any]:
+    """Return the arguments of the job that checks the access to the server and the storage.
+
+    They contain the object that the job writes, reads and deletes. If the storage needs no object for the check, they
+    contain the address to which the job connects.
+    """
     root = parse_location(settings.make_warehouse_uri())
-    return SERVER_STORAGES[root.scheme].access_check(root, settings, f"seamark-access-check-{clock.uuid4()}")
+    return SERVER_STORAGES[root.scheme].make_access_check_arguments(
+        root, settings, f"seamark-access-check-{clock.uuid4()}"
+    )
 
 
 async def find_storage_problem(settings: Settings, clock: Clock, job_worker: str) -> str:

@@ -70,11 +70,11 @@ def find_submit_program() -> str | None:
     return shutil.which("spark-submit")
 
 
-class LocalLimits(NamedTuple):
-    """The limits of a job on this machine.
+class LocalSparkSettings(NamedTuple):
+    """The settings of a Spark job on this machine that limit its memory.
 
     Attributes:
-        master: The master URL of Spark.
+        master: The master URL of Spark, with the number of tasks that run at the same time: `local[N]`.
         process_bytes: The memory limit of each process, or 0 for no limit.
     """
 
@@ -82,15 +82,15 @@ class LocalLimits(NamedTuple):
     process_bytes: int
 
 
-def compute_local_limits(memory_bytes: int) -> LocalLimits:
+def compute_local_limits(memory_bytes: int) -> LocalSparkSettings:
     """Divide the memory among the JVM, the driver and one task per CPU.
 
     If the memory is too small for all tasks, there are fewer tasks. If `memory_bytes` is 0, there is no limit.
     """
     if not memory_bytes:
-        return LocalLimits("local[*]", 0)
+        return LocalSparkSettings("local[*]", 0)
     tasks = max(1, min(len(os.sched_getaffinity(0)), memory_bytes // _PROCESS_BYTES_MIN - _NON_TASK_PROCESSES))
-    return LocalLimits(f"local[{tasks}]", memory_bytes // (tasks + _NON_TASK_PROCESSES))
+    return LocalSparkSettings(f"local[{tasks}]", memory_bytes // (tasks + _NON_TASK_PROCESSES))
 
 
 class SparkSubmit:

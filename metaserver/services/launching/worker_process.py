@@ -55,8 +55,9 @@ def list_job_variables(storages: Iterable[ServerStorage], settings: Settings | N
     Args:
         storages: The storages of the tables. The library of a storage may need variables, such as those of AWS's
             provider chain.
-        settings: The settings of a further warehouse, whose jobs get no login of the server to a cloud if they have
-            other keys for its storage. None for the server's own warehouse.
+        settings: The settings of an additional warehouse, or None for the server's own warehouse. If the jobs of an
+            additional warehouse have their own keys for its storage, they do not receive the variables with which the
+            server logs in to the cloud.
     """
     names, prefixes = set(_VARIABLES), _PREFIXES
     for storage in storages:

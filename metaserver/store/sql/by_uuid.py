@@ -42,13 +42,15 @@ def hold_table(uuid: str) -> Steps[None]:
 def forget_unnamed(dropped_entry: DroppedEntry, *, purged: bool = False) -> Steps[None]:
     """Delete the rows of a table after a drop, unless another name refers to the table.
 
-    The locations of the table stay claimed. If the table is purged, they stay claimed until its files are deleted, and
-    `ReleaseLocations` runs. Otherwise they stay claimed while the table has files (`retain_entry`).
+    The locations of the table stay claimed: no other entry may use them. If the table is purged, they stay claimed
+    until its files are deleted, and `ReleaseLocations` runs. Otherwise they stay claimed while the table has files
+    (`retain_entry`).
     """
     uuid = dropped_entry.entry.uuid
     if not purged:
         yield from retain_entry(dropped_entry)
-    # The rows of sums contain the number of a shape instead of the UUID.
+    # The sums of the query history have no UUID. They have the number of a shape: statements that differ only in the
+    # compared values.
     yield StoreStatement(
         f"DELETE FROM query_sums WHERE number IN (SELECT number FROM query_shapes WHERE uuid = $1) AND {UNNAMED}",  # noqa: S608
         (uuid,),
@@ -70,10 +72,10 @@ def forget_offsets(uuid: str) -> Steps[None]:
 
 
 def retain_entry(dropped_entry: DroppedEntry) -> Steps[None]:
-    """Retain an entry without a name: keep its claims for the namespace of its last name.
+    """Keep the claims of an entry without a name, so that only new entries of its last namespace may use its location.
 
-    The claims end only when no files remain. Otherwise, a table of another namespace could get the location, and the
-    remaining files in it.
+    A claim is the record that files of an entry are in a location. The claims end only when no files remain. Otherwise,
+    a table of another namespace could get the location, and the remaining files in it.
     """
     uuid = dropped_entry.entry.uuid
     # A transaction that registers the entry again waits for this lock.

@@ -20,12 +20,20 @@ from seamark.metaserver.store.sql.rows import pack
 from seamark.metaserver.store.sql.statement import Row, Steps, StoreStatement
 
 _OWN, _SHARED, _ALLOWED = range(3)
-"""The values of the column `shared`. An allowed location is not claimed, but a table may name files of others there."""
+"""The values of the column `shared`, ascending from exclusive to not exclusive.
+
+0: No other entry may use the location. 1: Other entries may also claim the folder as shared. 2: The location is not
+claimed. It belongs to other entries, but files of the table may be there.
+"""
 _AFTER_SLASH = "0"
 """The character that follows the slash in ASCII. All paths below a folder sort between `folder/` and `folder0`."""
 
 
 def claim_locations(op: operations.ClaimLocations, now_ms: int) -> Steps[None]:
+    """Record that files of an entry are in some locations, unless they overlap locations of other entries.
+
+    `op.returns` means that a dropped entry may become live again. `now_ms` is a parameter of all operations.
+    """
     if op.only_name:
         yield from _check_only_name(op.uuid)
     rows = yield StoreStatement("SELECT location FROM claims WHERE uuid = $1 AND shared <> $2", (op.uuid, _ALLOWED))
@@ -88,15 +96,20 @@ def release_locations(op: operations.ReleaseLocations, now_ms: int) -> Steps[Non
     yield from forget_offsets(op.uuid)
 
 
-def check_retained(op: operations.CheckRetained, now_ms: int) -> Steps[None]:
+def record_retained_check(op: operations.RecordRetainedCheck, now_ms: int) -> Steps[None]:
     yield StoreStatement("UPDATE retained SET checked_ms = $2 WHERE uuid = $1", (op.uuid, op.now_ms))
 
 
 def find_overlapping(keys: Sequence[str], uuid: str, limit: int, *, shared: bool = True) -> Steps[list[model.Claim]]:
-    """Return claims of UUIDs other than `uuid` that overlap one of `keys`.
+    """Return claims of UUIDs other than `uuid` that overlap one of `keys`. A claim belongs to the entry with its UUID.
 
-    The result contains all claims that contain a key, and the first `limit` claims within each key. If `shared` is
-    false, it contains no shared claims.
+    The result contains all claims that contain a key, and the first `limit` claims within each key.
+
+    Args:
+        keys: The keys of locations.
+        uuid: The UUID of the entry whose own claims are left out.
+        limit: The maximum number of claims within each key.
+        shared: Whether to include shared claims: folders that several entries may claim.
     """
     return (yield from _find_overlapping(keys, uuid, limit, _OWN, _SHARED if shared else _OWN))
 
@@ -128,20 +141,28 @@ def list_claims(uuid: str) -> Steps[list[model.Claim]]:
 
 
 def _check_location(op: operations.ClaimLocations, location: model.ClaimedLocation) -> Steps[None]:
-    # A shared folder may be inside a shared folder of another entry, but not inside any other location of it.
+    """Check that a location to claim does not overlap a location of another entry.
+
+    Raises:
+        BadRequest: It overlaps a location.
+    """
+    # If the location is a shared folder, it may overlap shared folders of other entries, but no other locations.
     overlaps = yield from find_overlapping([location.key], op.uuid, 1, shared=not location.shared)
     for claim in overlaps:
         if (
             claim.location == location.key
             and op.name
-            and (yield from is_name_released(claim.uuid, op.namespace, op.name))
+            and (yield from may_reuse_location(claim.uuid, op.namespace, op.name))
         ):
-            continue
+            continue  # A new entry may use the location of an entry that was dropped with the same name.
         raise location.make_overlap_error()
 
 
-def is_name_released(uuid: str, namespace: model.NamespacePath, name: str) -> Steps[bool]:
-    """Return whether a new entry with this name may use the location of the UUID.
+def may_reuse_location(uuid: str, namespace: model.NamespacePath, name: str) -> Steps[bool]:
+    """Return whether a new entry with this name may use the location of a removed entry with the UUID `uuid`.
+
+    It may use the location if the removed entry was dropped with this name, and has no other name. Or if the removed
+    entry has no name and is retained, which means that its files remain, and its last name was in this namespace.
 
     The caller of the API must be allowed to create and write every entry of the namespace. So it already has, or had
     before the drop, access to the files in the location.
@@ -167,7 +188,8 @@ def check_restored(uuid: str) -> Steps[None]:
         CommitConflict: A live entry has claimed the location.
     """
     yield CLAIMS_LOCK
-    # The sum of `shared` is below 2 unless both claims are shared, or one of them is an allowed location.
+    # Two claims conflict if the sum of their `shared` is below 2: 0 is exclusive and 1 is shared, so two shared claims
+    # do not conflict. An allowed location (2) conflicts with nothing.
     rows = yield StoreStatement(
         "SELECT 1 FROM claims AS mine JOIN claims AS other ON other.location = mine.location "
         "WHERE mine.uuid = $1 AND other.uuid <> $1 AND mine.shared + other.shared < 2 "
@@ -181,7 +203,11 @@ def check_restored(uuid: str) -> Steps[None]:
 
 
 def _find_above(key: str, uuid: str, shared_min: int, shared_max: int) -> Steps[list[model.Claim]]:
-    """Return claims on `key` and on the folders that contain it, with `shared` from `shared_min` to `shared_max`."""
+    """Return claims of other UUIDs on `key` and on the folders that contain it.
+
+    A claim is the record that a location belongs to the entry with its UUID. `shared_min` and `shared_max` limit its
+    column `shared`: 0 (exclusive), 1 (a folder that several entries may claim) or 2 (an allowed location).
+    """
     folders, position = [key], len(key)
     while (position := key.rfind("/", 0, position)) > 0:
         folders.append(key[:position])

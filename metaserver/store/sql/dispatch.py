@@ -77,7 +77,7 @@ _APPLY: dict[type, Callable[[Any, int], Steps[Any]]] = {
     operations.ClaimLocations: claims.claim_locations,
     operations.AllowLocations: claims.allow_locations,
     operations.ReleaseLocations: claims.release_locations,
-    operations.CheckRetained: claims.check_retained,
+    operations.RecordRetainedCheck: claims.record_retained_check,
     operations.AdvanceProducer: producers.advance_producer_sequence,
     operations.OpenStream: streams.open_stream,
     operations.MoveFlushedOffsets: streams.move_flushed_offsets,
@@ -94,6 +94,6 @@ _APPLY: dict[type, Callable[[Any, int], Steps[Any]]] = {
     operations.CreateWarehouse: records.create_warehouse,
     operations.ChangeWarehouse: records.change_warehouse,
     operations.RemoveWarehouse: records.remove_warehouse,
-    operations.NameCatalog: records.name_catalog,
+    operations.AssignCatalogToWarehouse: records.assign_catalog_to_warehouse,
     operations.CloseCatalog: records.close_catalog,
 }

@@ -54,7 +54,11 @@ def _make_stale_point_read(kind: str, query: Callable[P, Steps[T]]) -> Method[P,
 
 
 def _make_list_read(query: Callable[P, Steps[T]]) -> Method[P, T]:
-    """Make a method that runs the query as a read that may be large."""
+    """Make a method that runs a query with a result of many rows.
+
+    With SQLite, such a query runs in a thread, so that it does not block the event loop. A lookup of a row
+    (`_make_point_read`) runs on the event loop.
+    """
 
     def method(store: GeneratorStore, /, *args: P.args, **options: P.kwargs) -> Coroutine[Any, Any, T]:
         return store._read_list(partial(query, *args, **options))
@@ -116,7 +120,7 @@ class GeneratorStore(ABC):
     load_entry = _make_stale_point_read("entry", queries.load_entry)
     find_token_by_digest = _make_stale_point_read("token", queries.find_token_by_digest)
     _grants_of = _make_stale_point_read("grants", queries.read_grants)
-    grants_of_any = _make_stale_point_read("grants of any", queries.read_grants_of_any)
+    list_grants_of_principals = _make_stale_point_read("grants of any", queries.read_grants_of_any)
     list_namespaces = _make_list_read(queries.list_namespaces)
     find_namespaces = _make_list_read(queries.find_namespaces)
     measure_namespace = _make_list_read(queries.measure_namespace)
@@ -129,19 +133,19 @@ class GeneratorStore(ABC):
     list_entries_by_uuid = _make_point_read(queries.list_entries_with_uuid)
     find_entries = _make_list_read(queries.find_entries)
     count_names = _make_point_read(queries.count_names)
-    fence = _make_point_read(records.read_fence)
+    read_fencing_number = _make_point_read(records.read_fence)
     lease_state = _make_point_read(records.read_lease_state)
     claims = _make_point_read(claim_steps.list_claims)
     find_allowed_overlaps = _make_list_read(claim_steps.find_allowed_overlaps)
     find_overlapping_claims = _make_list_read(claim_steps.find_overlapping)
-    is_name_released = _make_point_read(claim_steps.is_name_released)
+    may_reuse_location = _make_point_read(claim_steps.may_reuse_location)
     list_unclaimed = _make_list_read(queries.list_unclaimed)
     list_indexed_tables = _make_list_read(queries.list_indexed_tables)
-    index_files_unused = _make_list_read(queries.list_unused_index_files)
+    list_unused_index_files = _make_list_read(queries.list_unused_index_files)
     index_files = _make_list_read(queries.list_index_files)
     load_producer = _make_point_read(queries.load_producer)
-    plan_table = _make_point_read(queries.find_plan_table)
-    plan_snapshots = _make_list_read(queries.list_plan_snapshots)
+    load_plan_table = _make_point_read(queries.find_plan_table)
+    list_plan_snapshots = _make_list_read(queries.list_plan_snapshots)
     plan_table_count = _make_list_read(queries.count_plan_tables)
     list_planned_snapshots = _make_list_read(queries.list_planned_snapshots)
     list_retired_plan_tables = _make_list_read(queries.list_retired_plan_tables)
@@ -166,7 +170,7 @@ class GeneratorStore(ABC):
     list_column_reads = _make_list_read(read_steps.list_reads_of_table)
     prune_column_reads = _make_transaction(read_steps.delete_old_column_reads)
     query_shapes = _make_list_read(read_steps.query_shapes)
-    query_totals = _make_list_read(read_steps.query_totals)
+    load_query_totals = _make_list_read(read_steps.load_query_totals)
     merge_query_hours = _make_transaction(read_steps.merge_query_hours)
     prune_queries = _make_transaction(read_steps.prune_queries)
     list_applied_advice = _make_list_read(read_steps.list_applied_advice)
@@ -178,6 +182,12 @@ class GeneratorStore(ABC):
         return await self._grants_of(principal)
 
     async def archive_instants(self, keep: int, limit: int) -> int:
+        """Move finished instants of the timeline to the archive, and return their number.
+
+        Args:
+            keep: The number of the newest instants of each table that stay.
+            limit: The maximum number of instants to move.
+        """
         # Search outside the transaction, because the search reads a whole index, and writers must not wait for it.
         ids = await self._read_list(lambda: queries.list_archivable(keep, limit))
         return await self._run_change(lambda: instants.move_to_archive(ids)) if ids else 0

@@ -19,7 +19,8 @@ from seamark.metaserver.store.sql.statement import Steps, StoreStatement, split_
 def replace_index_files(op: operations.ReplaceIndexFiles, now_ms: int) -> Steps[int]:
     """Register new index files of one definition, and supersede others. See `ReplaceIndexFiles`.
 
-    The index version rises first, because its row is a lock: concurrent requests for the table wait for it.
+    The index version rises first, because its row is a lock: concurrent requests for the table wait for it. `now_ms` is
+    a parameter of all operations. The operation itself contains the time that is stored.
     """
     yield from hold_table(op.uuid)
     version = yield from _raise_version(op.uuid, op.now_ms)

@@ -32,8 +32,8 @@ from seamark.metaserver.store.sql.records import (
     forget_dropped_grants,
     forget_grants_below,
     hold_catalog,
-    keep_grants,
     move_grants,
+    move_grants_to_dropped,
     restore_grants,
 )
 from seamark.metaserver.store.sql.rows import (
@@ -234,11 +234,15 @@ def rename_entry(op: operations.RenameEntry, now_ms: int) -> Steps[None]:
 def drop_entry(op: operations.DropEntry, now_ms: int) -> Steps[None]:
     """Remove a name, and store the dropped entry if it can be restored (`op.keep`).
 
-    Otherwise the rows of the table are deleted with its last name, and its locations stay claimed while it has files.
+    Otherwise the rows of the table are deleted with its last name. While it has files, no other entry may use its
+    locations: they stay claimed.
+
+    Raises:
+        BadRequest: The namespace has too many dropped entries.
     """
     entry = yield from _remove_entry(op.kind, op.namespace, op.name, op.uuid, op.expected_location)
-    yield from _check_room(op.namespace)
-    yield from keep_grants(None if op.keep is None else op.keep.id, op.kind, op.namespace, op.name)
+    yield from _check_dropped_count(op.namespace)
+    yield from move_grants_to_dropped(None if op.keep is None else op.keep.id, op.kind, op.namespace, op.name)
     if op.keep is None:
         dropped_entry = DroppedEntry(
             make_retained_id(entry.uuid), entry, purge=False, dropped_ms=now_ms, expires_ms=0, principal_name=""
@@ -254,7 +258,7 @@ def drop_entry(op: operations.DropEntry, now_ms: int) -> Steps[None]:
         raise AlreadyExists(f"Dropped entry already exists: {op.keep.id}")
 
 
-def _check_room(path: NamespacePath) -> Steps[None]:
+def _check_dropped_count(path: NamespacePath) -> Steps[None]:
     """Check that the namespace may have one more dropped entry, which keeps its locations.
 
     Raises:
@@ -274,6 +278,14 @@ def _check_room(path: NamespacePath) -> Steps[None]:
 
 
 def restore_entry(op: operations.RestoreEntry, now_ms: int) -> Steps[None]:
+    """Restore a dropped entry under a name.
+
+    `op.is_kept` means that the caller has already checked that the retention of the entry has not ended.
+
+    Raises:
+        NotFound: The retention of the entry has ended, or the entry is unknown.
+        CommitConflict: A live entry has its location.
+    """
     # The condition is true for every row if the caller has checked the retention.
     expires_after_ms = -1 if op.is_kept else now_ms
     rows = yield StoreStatement(
@@ -292,8 +304,15 @@ _TABLES_OF_NAMES = ("entries", "dropped")
 
 
 def forget_dropped(op: operations.ForgetDropped, now_ms: int) -> Steps[None]:
-    """Remove a dropped entry. If `op.unshared` is true, the caller deletes its files, which no other name may use."""
-    # A retained entry can be purged in the same way as a dropped entry.
+    """Remove a dropped entry.
+
+    If `op.unshared` is true, the caller then deletes the files of the entry. So no other name may refer to them.
+
+    Raises:
+        NotFound: The entry no longer exists.
+        CommitConflict: `op.unshared` is true, and another name refers to the same files.
+    """
+    # A retained entry, which has no name but still files, can be purged in the same way as a dropped entry.
     rows: Sequence[Row] = ()
     for table in ("dropped", "retained") if op.unshared else ("dropped",):
         rows = yield StoreStatement(f"DELETE FROM {table} WHERE id = $1 RETURNING {DROPPED}", (op.dropped_id,))  # noqa: S608

@@ -33,7 +33,11 @@ def extend_plan_lease(op: operations.RenewPlanTable, now_ms: int) -> Steps[bool]
 
 
 def change_plan_leases(op: operations.LeasePlanSnapshots, now_ms: int) -> Steps[int]:
-    """Extend or end the leases of plans, and return the number of changed plans. A plan without a name is retired."""
+    """Extend or end the leases of plans that clients see as snapshots of the planned table (`of_name`).
+
+    A plan without a name is retired: its files are deleted later, so its lease does not change. `now_ms` is a parameter
+    of all operations. The result is the number of changed plans.
+    """
     new_expires_ms = "$1" if op.withdraw else "CASE WHEN expires_ms < $1 THEN $1 ELSE expires_ms END"
     plan_count = 0
     for plan_snapshot_id in op.plan_snapshot_ids:

@@ -10,7 +10,12 @@ from seamark.metaserver.store.sql.statement import Steps, StoreStatement
 
 
 def advance_producer_sequence(op: operations.AdvanceProducer, now_ms: int) -> Steps[None]:
-    """Store the sequence of a producer if it is greater than the stored sequence. Otherwise no row is returned."""
+    """Store the sequence of a producer, which must be greater than the stored sequence.
+
+    Raises:
+        CommitConflict: The stored sequence is equal or greater.
+        NoSuchTable: The table does not exist.
+    """
     yield from hold_table(op.uuid)
     rows = yield StoreStatement(
         f"INSERT INTO producers (uuid, producer, {PRODUCER}) VALUES ($1, $2, $3, $4, $5) "  # noqa: S608

@@ -176,7 +176,10 @@ def list_expired(now_ms: int, limit: int) -> Steps[list[DroppedEntry]]:
 
 
 def list_indexed_tables(after: str | None, limit: int) -> Steps[list[Entry]]:
-    """Return all names of the next `limit` tables with an index version, which a table keeps without index files."""
+    """Return all names of the next `limit` tables that have or had index files, in the order of their UUIDs.
+
+    Such a table has an index version, which increases when its index files change. It stays if no index files remain.
+    """
     sql = (
         f"SELECT {NAMED} FROM entries WHERE uuid IN "  # noqa: S608
         "(SELECT uuid FROM index_versions WHERE uuid > $1 ORDER BY uuid LIMIT $2) ORDER BY uuid, namespace, name"
@@ -255,7 +258,10 @@ def count_names(
 
 
 def list_unclaimed(after: str, limit: int) -> Steps[list[Entry]]:
-    """Return live and dropped entries of versions without claims, in the order of their UUIDs, after `after`."""
+    """Return live and dropped entries whose locations are not recorded, in the order of their UUIDs, after `after`.
+
+    Old server versions have created them. Newer versions record the location of each entry (claim).
+    """
     sources = " UNION ALL ".join(
         f"SELECT {ENTRY} FROM {table} WHERE uuid > $1 "  # noqa: S608
         f"AND NOT EXISTS (SELECT 1 FROM claims WHERE uuid = {table}.uuid)"

@@ -50,7 +50,19 @@ def delete_old_column_reads(before_day: int, limit: int) -> Steps[int]:
 
 
 def add_queries(op: operations.AddQueryRecords, now_ms: int) -> Steps[None]:
-    yield from hold_table(op.uuid)
+    """Add statements of one hour to the query history of a table, by their shape.
+
+    Statements with the same shape differ only in the compared values. There are four cases for a record:
+
+    - Its shape is stored: its samples and sums are added.
+    - It has no shape, and its fingerprint is not stored: it is ignored.
+    - The table, or the principal (`owner`), has too many shapes: its sums are added to the shape `OTHER_SHAPES`.
+    - Otherwise its shape is stored.
+
+    Raises:
+        NoSuchTable: The table has no live name.
+    """
+    yield from hold_table(op.uuid)  # This locks the table, so that it is not dropped meanwhile.
     rows = yield StoreStatement(
         "SELECT owner, count(*) FROM query_shapes WHERE uuid = $1 AND fingerprint <> $2 GROUP BY owner",
         (op.uuid, model.OTHER_SHAPES),
@@ -122,7 +134,7 @@ def _number_shape(uuid: str, fingerprint: str, attempt: int) -> int:
     Args:
         uuid: The table.
         fingerprint: The fingerprint of the shape.
-        attempt: The number of earlier attempts. Different shapes have the numbers of these attempts.
+        attempt: The number of earlier attempts. Their numbers belong to other shapes.
     """
     text = f"{uuid}\n{fingerprint}" + (f"\n{attempt}" if attempt else "")
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 1
@@ -148,7 +160,12 @@ def _limit_sums(sums: Iterable[Any]) -> list[int]:
 
 
 def _add_sums(rows: Iterable[tuple[int, int, Sequence[int]]]) -> Steps[None]:
-    """Add sums to the stored sums. Each item contains the number of the shape, the hour, and the sums."""
+    """Add sums to the stored sums of the query history.
+
+    Args:
+        rows: Tuples (number, hour, sums). The number identifies a shape: statements that differ only in the compared
+            values. The hour is in hours since the epoch.
+    """
     limited_rows = [(number, hour, *_limit_sums(sums)) for number, hour, sums in rows]
     for values, parameters in split_batches(limited_rows):
         yield StoreStatement(
@@ -159,7 +176,10 @@ def _add_sums(rows: Iterable[tuple[int, int, Sequence[int]]]) -> Steps[None]:
 
 
 def _find_stored_shapes(uuid: str, fingerprints: Sequence[str]) -> Steps[dict[str, _StoredShape]]:
-    """Return the stored shapes among `fingerprints`, by fingerprint."""
+    """Return the stored shapes of a table whose fingerprint is in `fingerprints`, by fingerprint.
+
+    A shape describes statements that differ only in the compared values. Its fingerprint is its digest.
+    """
     rows = yield StoreStatement(
         "SELECT fingerprint, number, samples FROM query_shapes WHERE fingerprint IN {each_of_1} AND uuid = $2",
         (msgspec.json.encode(fingerprints).decode(), uuid),
@@ -191,7 +211,16 @@ def query_shapes(uuid: str, since_hour: int, limit: int) -> Steps[list[model.Que
     ]
 
 
-def query_totals(since_hour: int, within: Sequence[NamespacePath] | None, limit: int) -> Steps[list[model.QueryTotals]]:
+def load_query_totals(
+    since_hour: int, within: Sequence[NamespacePath] | None, limit: int
+) -> Steps[list[model.QueryTotals]]:
+    """Return the sums of the statements on each table, of at most `limit` tables with the most statements.
+
+    Args:
+        since_hour: The first hour that counts, in hours since the epoch.
+        within: The namespaces whose tables are included, with their descendants. None for all namespaces.
+        limit: The maximum number of tables.
+    """
     if within is not None and not within:
         return []
     readable, parameters = _make_namespace_condition(within, 3)

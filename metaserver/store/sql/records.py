@@ -166,10 +166,11 @@ def move_grants(
         yield from _put_grant(row, to_namespace, to_name)
 
 
-def keep_grants(dropped_id: str | None, kind: EntryKind, namespace: NamespacePath, name: str) -> Steps[None]:
-    """Remove the grants on a dropped entry, so that they do not apply to a new entry with the same name.
+def move_grants_to_dropped(dropped_id: str | None, kind: EntryKind, namespace: NamespacePath, name: str) -> Steps[None]:
+    """Move the grants on a dropped entry to the table of dropped grants, or delete them if it cannot be restored.
 
-    The denials are kept, and apply to a new entry with the same name.
+    So they do not apply to a new entry with the same name. Denials on the name also stay where they are, and apply to
+    such a new entry.
 
     Args:
         dropped_id: The id of the dropped entry, by which its grants and denials can be restored. None if the entry
@@ -254,10 +255,18 @@ def save_cursor(op: operations.SaveCursor, now_ms: int) -> Steps[None]:
 
 
 def take_lease(op: operations.TakeLease, now_ms: int) -> Steps[int]:
+    """Take, renew or release a lease, and return its fencing number.
+
+    The lease is taken if it has no holder, if `op.holder` has it, if it has ended, or if it ends so late that the clock
+    of its holder must be wrong. A release is a lease that ends now.
+
+    Raises:
+        CommitConflict: Another holder has the lease.
+    """
     # All leases with one name have the same duration. Ignore a lease that ends long after a new lease, because its
     # holder's clock was wrong, and otherwise no other holder could take the lease until then.
     lasts_ms = op.until_ms - op.now_ms
-    # A release has no duration, and must not ignore any lease. So its value is later than the end of every lease.
+    # A release has no duration, so no end is implausible: a lease of another holder is never ignored.
     plausible_end_ms = 1 << 62
     if lasts_ms > 0:
         plausible_end_ms = op.now_ms + max(_AHEAD_CLOCK_MIN_FACTOR * lasts_ms, _CLOCKS_DIFFER_MS)
@@ -428,8 +437,12 @@ def remove_warehouse(op: operations.RemoveWarehouse, now_ms: int) -> Steps[None]
         raise NoSuchWarehouse(f"The warehouse with the id {op.id} does not exist")
 
 
-def name_catalog(op: operations.NameCatalog, now_ms: int) -> Steps[None]:
-    """Record the warehouse to which this database belongs. A database with the content of a server is refused."""
+def assign_catalog_to_warehouse(op: operations.AssignCatalogToWarehouse, now_ms: int) -> Steps[None]:
+    """Record the warehouse to which this database belongs. `now_ms` is a parameter of all operations.
+
+    Raises:
+        CommitConflict: The database belongs to another warehouse, or to a server.
+    """
     rows = yield StoreStatement("SELECT id FROM catalog_state", lock="UPDATE")
     if rows and rows[0][0] == op.id:
         return
@@ -438,7 +451,7 @@ def name_catalog(op: operations.NameCatalog, now_ms: int) -> Steps[None]:
     for table in _SERVER_CONTENT:
         if (yield StoreStatement(f"SELECT 1 FROM {table} LIMIT 1")):  # noqa: S608
             raise CommitConflict(
-                f"The database has {table}, so it belongs to a server, and a further warehouse cannot use it"
+                f"The database has {table}, so it belongs to a server; a further warehouse needs its own database"
             )
     yield StoreStatement("UPDATE catalog_state SET id = $1", (op.id,))
 

@@ -50,7 +50,7 @@ class BackupInfo(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 async def write_backup(
-    reader: DatabaseReader, path: Path, *, created_ms: int, program: str, warehouse: str, overwrite: bool
+    reader: DatabaseReader, path: Path, *, created_ms: int, program_version: str, warehouse: str, overwrite: bool
 ) -> BackupInfo:
     """Write all rows of a database to a new file, which gets its name after it is complete and synced.
 
@@ -58,7 +58,7 @@ async def write_backup(
         reader: The database to copy.
         path: The new file.
         created_ms: The time at which the backup begins.
-        program: The version of Seamark that writes the backup.
+        program_version: The version of Seamark that writes the backup.
         warehouse: The warehouse of the server that uses the database.
         overwrite: Whether to replace an existing file.
 
@@ -70,10 +70,17 @@ async def write_backup(
     partial = path.with_name(f".{path.name}.partial")
     _remove_partial(partial)
     try:
+        # Without a write-ahead log, the backup is a single file.
         async with write_sqlite(partial, overwrite=True, is_log_used=False) as writer:
             digests = await copy_database(reader, writer, is_for_server=False)
             info = BackupInfo(
-                BACKUP_FORMAT_VERSION, created_ms, program, reader.dialect.name, reader.version, warehouse, digests
+                BACKUP_FORMAT_VERSION,
+                created_ms,
+                program_version,
+                reader.dialect.name,
+                reader.version,
+                warehouse,
+                digests,
             )
             writer.connection.execute(f"CREATE TABLE {_INFO_TABLE} (info TEXT NOT NULL)")
             text = msgspec.json.encode(info).decode()

@@ -69,16 +69,17 @@ async def copy_database(
         reader: The source.
         writer: The target. The caller commits it.
         expected: The digests that the tables of the source must have, or None if they are unknown.
-        is_for_server: Whether a server will use the target. If so, the schema of the target is migrated. If the target
-            is a SQLite database, numbers also replace the positions of PostgreSQL in the timeline, because SQLite
-            continues with the next number. If `is_for_server` is false, the target has exactly the rows of the source.
+        is_for_server: Whether a server will use the target. If so, the schema of the target is migrated. A position
+            gives the place of an event in the timeline, and PostgreSQL's are not numbers. SQLite continues with the
+            next number, so numbers replace them in a SQLite target. If `is_for_server` is false, the target has exactly
+            the rows of the source.
 
     Raises:
         Corrupt: The source does not have the expected digests, or the copy differs from the source.
     """
     layout = read_layout(reader.version)
     positions = await _read_positions(reader, layout) if is_for_server and writer.dialect is SQLITE else None
-    await writer.create(reader.version)
+    await writer.recreate_schema(reader.version)
     digests: dict[str, TableDigest] = {}
     for table in layout:
         read_digester, write_digester = _Digester(), _Digester()
@@ -109,8 +110,8 @@ class _PositionNumbers:
 
     def __init__(self, positions: Sequence[str]) -> None:
         self._positions = positions
-        # The numbers must sort after all old positions, as the position of each later instant does. So their first
-        # digits are greater than those of the last old position.
+        # Clients may continue reading the timeline from an old position, after which every new position must sort. So
+        # the first digits of SQLite's numbers are greater than those of the last old position.
         last_prefix = positions[-1][:_PREFIX_DIGITS]
         higher_prefixes = (prefix for prefix in range(_PREFIX_MAX + 1) if f"{prefix:0{_PREFIX_DIGITS}d}" > last_prefix)
         prefix = next(higher_prefixes, None)
@@ -130,7 +131,10 @@ class _PositionNumbers:
 
 
 async def _read_positions(reader: DatabaseReader, layout: Sequence[TableLayout]) -> _PositionNumbers | None:
-    """Return the numbers for the positions of a database, or None if all positions are already numbers."""
+    """Return the numbers that replace the positions of the events in the timeline.
+
+    The result is None if all positions are already numbers, as in a SQLite database.
+    """
     positions: list[str] = []
     for table in layout:
         if table.name in _INSTANTS:

@@ -34,8 +34,8 @@ class DatabaseWriter(Protocol):
 
     dialect: SqlDialect
 
-    async def create(self, version: int) -> None:
-        """Remove all tables, and create the schema of a version."""
+    async def recreate_schema(self, version: int) -> None:
+        """Drop all tables of the database, and create the empty tables of this version of the schema."""
 
     async def insert(self, table: TableLayout, rows: Sequence[Row]) -> None: ...
 

@@ -54,7 +54,7 @@ class PostgresWriter:
     def __init__(self, connection: Any) -> None:
         self._connection = connection
 
-    async def create(self, version: int) -> None:
+    async def recreate_schema(self, version: int) -> None:
         await self._connection.execute(f"DROP TABLE IF EXISTS {', '.join(_list_names())}")
         await self._connection.execute("DROP SEQUENCE IF EXISTS instant_sequence")
         await run_steps_in_postgres(self._connection, create_schema(version, POSTGRES))
@@ -94,7 +94,7 @@ async def read_postgres(url: str, *, is_writer_excluded: bool = False) -> AsyncI
     """Read one consistent state of a database, while servers may write to it.
 
     Args:
-        is_writer_excluded: Whether to check that no server is connected.
+        is_writer_excluded: Whether to refuse a database to which a server is connected, because it could write.
 
     Raises:
         ConfigError: The database is unsuitable, or a server is connected.

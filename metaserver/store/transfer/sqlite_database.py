@@ -43,7 +43,8 @@ class SqliteWriter:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
 
-    async def create(self, version: int) -> None:
+    async def recreate_schema(self, version: int) -> None:
+        """Drop all tables of the database, and create the empty tables of this version of the schema."""
         for name in _list_tables(self.connection):
             self.connection.execute(f'DROP TABLE "{name}"')
         run_steps_in_sqlite(self.connection, create_schema(version, SQLITE))

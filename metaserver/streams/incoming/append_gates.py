@@ -44,7 +44,9 @@ class AppendGates:
 
     @asynccontextmanager
     async def hold_commits(self, uuids: Collection[str], arrived_s: float | None = None) -> AsyncIterator[None]:
-        """Keep commits that change how rows are written away from the tables while the context is active.
+        """Block commits that change how rows of the tables are written, such as their schemas, during an append.
+
+        The commits are blocked while the context is active. If such a commit is running, first wait until it ends.
 
         Args:
             uuids: The UUIDs of the tables.
@@ -74,7 +76,7 @@ class AppendGates:
 
     @asynccontextmanager
     async def hold_appends(self, uuids: Collection[str]) -> AsyncIterator[None]:
-        """Keep appends to the tables away while the context is active. First wait until running appends have ended.
+        """Block appends to the tables while the context is active. First wait until running appends have ended.
 
         Raises:
             RetryLater: Running appends or other commits take too long.

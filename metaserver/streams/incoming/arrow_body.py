@@ -83,7 +83,7 @@ def _find_table(message: memoryview, table: int, number: int) -> int:
     """
     offset = _find_field(message, table, number)
     if not offset:
-        raise ValueError("a message has no batch")
+        raise ValueError(f"a message lacks the required field {number}")
     return int(offset + _U32.unpack_from(message, offset)[0])
 
 

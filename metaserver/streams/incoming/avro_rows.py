@@ -119,7 +119,8 @@ class _RowReader(NamedTuple):
     Attributes:
         schema: The schema of a row without logical types.
         columns: The columns by name.
-        excess: The excess of a row (`_Column.excess`).
+        excess: For each rate in `_RATES` (bytes of memory per byte of the file), the maximum memory of a decoded row
+            beyond the rate times its bytes in the file.
     """
 
     schema: Any
@@ -129,7 +130,8 @@ class _RowReader(NamedTuple):
     def bound_memory(self, rows: int, size_bytes: int) -> float:
         """Return an upper bound of the memory of decoded rows in bytes.
 
-        Each rate gives an upper bound, and the result is the lowest of them.
+        The memory is at most a rate times the bytes of the file, plus the maximum memory of each row beyond that
+        (`excess`). So each rate of memory per byte gives an upper bound. The result is the lowest of them.
 
         Args:
             rows: The number of rows.
@@ -367,7 +369,7 @@ class _Compiler:
         return _Column(
             pa.list_(pa.field("element", item.type, nullable=item.nullable)),
             {"type": "array", "items": item.plain},
-            _compute_excess(_LIST_BYTES, 1) + _bound_items(item.excess),
+            _compute_excess(_LIST_BYTES, 1) + _compute_excess_of_items(item.excess),
             convert=item.convert and _convert_list(item.convert),
         )
 
@@ -381,7 +383,7 @@ class _Compiler:
             return [(key, None if item is None else convert_item(item)) for key, item in value.items()]
 
         entry_excess = item_column.excess + _compute_excess(_ENTRY_BYTES, 1)
-        excess = _compute_excess(_MAP_BYTES, 1) + _bound_items(entry_excess)
+        excess = _compute_excess(_MAP_BYTES, 1) + _compute_excess_of_items(entry_excess)
         plain_schema = {"type": "map", "values": item_column.plain}
         return _Column(pa.map_(pa.string(), item_column.type), plain_schema, excess, convert=convert)
 
@@ -449,24 +451,32 @@ def _read_decimal(schema: Mapping[str, Any], plain_schema: Any, size_bytes: int)
         # Parse the number from text, because decimal arithmetic rounds to 28 digits.
         return Decimal(f"{int.from_bytes(value, 'big', signed=True)}E-{scale}")
 
+    # The memory of a value is that of its bytes and of the number.
     excess = _compute_excess(_DECIMAL_BYTES + size_bytes, size_bytes)
     return _Column(pa.decimal128(precision, scale), plain_schema, excess, convert=convert)
 
 
 def _compute_excess(memory_bytes: int, size_bytes: int) -> NDArray[np.float64]:
-    """Return the excess of a value with this memory and this size in the file (`_Column.excess`)."""
+    """Return the memory of a value beyond a rate times its size in the file, for each rate in `_RATES`.
+
+    A rate is a number of bytes of memory per byte of the file. A negative result means that the value needs less.
+    """
     return memory_bytes - size_bytes * _RATES
 
 
 def _sum_excess(columns: Mapping[str, _Column]) -> NDArray[np.float64]:
-    """Return the excess of a record, which is the sum of the excess of its values and of the memory of a dict."""
+    """Return the memory of a record beyond a rate times its size in the file, for each rate in `_RATES`.
+
+    It is the sum for the values of the record and for the dictionary that has them.
+    """
     return sum((column.excess for column in columns.values()), _compute_excess(_RECORD_BYTES, 0))
 
 
-def _bound_items(excess: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the excess of an array of items: infinite if the excess of an item is positive, otherwise 0.
+def _compute_excess_of_items(excess: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the memory of all items of an array beyond a rate times their size in the file, for each rate.
 
-    The number of items is not known, so a positive excess has no bound at this rate.
+    The number of items is not known. So the result is infinite at rates at which a single item needs more memory
+    (`excess` is positive), and 0 at the other rates.
     """
     return np.where(excess > 0, np.inf, 0.0)
 

@@ -43,12 +43,20 @@ _CHECK_INTERVAL_S = 0.02
 
 
 class CheckMemory(Protocol):
-    """Checks that there is memory for rows of a table, like `Streams._check_memory`.
+    """Checks that there is memory for rows of a table."""
 
-    The call raises TooManyRequests if there is not enough memory.
-    """
+    def __call__(self, table: StreamTable, size_bytes: int, reserved_bytes: int, other_bytes: int, /) -> None:
+        """Check that there is memory for rows.
 
-    def __call__(self, table: StreamTable, size_bytes: int, reserved_bytes: int, other_bytes: int, /) -> None: ...
+        Args:
+            table: The table to which the rows are appended.
+            size_bytes: The size of the rows.
+            reserved_bytes: The memory that earlier bodies for this table already use or have reserved.
+            other_bytes: The size of the rows of the same request for other tables.
+
+        Raises:
+            TooManyRequests: There is not enough memory.
+        """
 
 
 class _Share(NamedTuple):
@@ -107,7 +115,7 @@ class BodyReservations:
         self._check_memory = check_memory
         self._pauses = pauses
         self._counts = counts
-        self._senders: Counter[str] = Counter()
+        self._unreceived_by_principal: Counter[str] = Counter()
         """The number of bodies that wait to be received, by principal."""
         self._waiters: Counter[str] = Counter()
         self._waiting_bytes = 0
@@ -115,9 +123,9 @@ class BodyReservations:
         """The bodies that wait for memory, in the order of their arrival."""
 
     @property
-    def sender_count(self) -> int:
+    def unreceived_body_count(self) -> int:
         """The number of bodies that wait to be received."""
-        return self._senders.total()
+        return self._unreceived_by_principal.total()
 
     @property
     def waiter_count(self) -> int:
@@ -126,9 +134,10 @@ class BodyReservations:
 
     @asynccontextmanager
     async def await_arrival(self, loaded: LoadedTable, body_bytes: int, principal_name: str) -> AsyncIterator[None]:
-        """Wait until a table has memory for a large body, at most `WAIT_S`, before the body is received in the context.
+        """Wait until a table has memory for a large request body, at most `WAIT_S`.
 
-        Nothing is reserved, so a client that sends slowly delays only other large bodies for the table, for `WAIT_S`.
+        The caller receives the body while the context is active. Nothing is reserved, so a client that sends slowly
+        delays only other large bodies for the table, for `WAIT_S`.
 
         Args:
             loaded: The table.
@@ -143,13 +152,13 @@ class BodyReservations:
             return
         # A body that is larger than half of the memory would wait until the memory is nearly empty.
         size_bytes = min(body_bytes, self._settings.stream_memory_bytes // 2)
-        is_full = table.arrivals.locked() or not self._may_arrive(table, size_bytes)
-        if is_full and self._is_within_limits(self._senders, principal_name):
+        is_full = table.arrivals.locked() or not self._has_memory_for_body(table, size_bytes)
+        if is_full and self._is_within_limits(self._unreceived_by_principal, principal_name):
             until_s = self._clock.monotonic() + WAIT_S
-            self._senders[principal_name] += 1
+            self._unreceived_by_principal[principal_name] += 1
             try:
                 async with table.arrivals:
-                    while not self._may_arrive(table, size_bytes):
+                    while not self._has_memory_for_body(table, size_bytes):
                         if self._clock.monotonic() >= until_s:
                             break
                         await asyncio.sleep(_CHECK_INTERVAL_S)
@@ -157,15 +166,15 @@ class BodyReservations:
             except StreamPaused:  # The body is received and then refused.
                 pass
             finally:
-                _count_down(self._senders, principal_name)
+                _count_down(self._unreceived_by_principal, principal_name)
         table.arriving_bytes += size_bytes
         try:
             yield
         finally:
             table.arriving_bytes -= size_bytes
 
-    def _may_arrive(self, table: StreamTable, size_bytes: int) -> bool:
-        """Return whether a table has memory for a body beside the bodies that are being received."""
+    def _has_memory_for_body(self, table: StreamTable, size_bytes: int) -> bool:
+        """Return whether a table has memory for one more body, in addition to the bodies that are being received."""
         try:
             self._check_memory(table, size_bytes, table.reserved_bytes + table.arriving_bytes, 0)
         except TooManyRequests:
@@ -173,7 +182,7 @@ class BodyReservations:
         return True
 
     def _is_within_limits(self, waiters: Counter[str], principal_name: str) -> bool:
-        """Return whether another body of a principal may wait.
+        """Return whether one more request body of this principal may wait for memory.
 
         Without authentication, all clients are one principal, so only the total number is limited.
         """
@@ -224,7 +233,7 @@ class BodyReservations:
     def _admit_bodies(self) -> None:
         """Reserve memory for the waiting bodies for which there is memory, in the order of their arrival.
 
-        A body that has no memory at a table delays later bodies for this table.
+        If a table has no memory for a body, later bodies for this table also wait.
         """
         full_tables: set[StreamTable] = set()
         for body in list(self._queue):
@@ -243,7 +252,7 @@ class BodyReservations:
     def _make_shares(self, parts: Sequence[tuple[LoadedTable, int]]) -> list[_Share]:
         """Return the parts for tables that are open, in the order of their UUIDs.
 
-        The size of a part is limited, so that even a large body for many tables fits into the memory when it is empty.
+        The size of a part is limited, so that even a large body for many tables fits if no other rows are in memory.
         """
         part_bytes_max = self._settings.stream_memory_bytes // (len(parts) + 1)
         sizes = {

@@ -51,15 +51,18 @@ class RowWithKind(NamedTuple):
     values: Mapping[str, Any]
 
 
-def read_plain(row: Any, *, has_kind: bool) -> list[RowWithKind]:
-    """Return a JSON row with its kind, as a list of one item.
+def read_row_with_kind(row: Any, *, has_kind: bool) -> list[RowWithKind]:
+    """Return a JSON row and its kind: insert, update or delete.
+
+    The result is a list of one item, because a message of Debezium (`read_debezium`) may have several rows.
 
     Args:
         row: The decoded JSON.
         has_kind: Whether the field `_op` is the kind of the row, and not a column of the table.
 
     Raises:
-        BadRequest: The row is not an object, or its kind is unknown.
+        BadRequest: The row is not an object, or its kind is unknown. The message continues a sentence: the caller puts
+            its subject before it, such as "Row 3".
     """
     if not isinstance(row, dict):
         raise BadRequest(f"is {show_json(row)}, and not an object with the columns")
@@ -72,7 +75,7 @@ def parse_kind(value: Any) -> RowKind | None:
     """Return the kind with this name, or None for null.
 
     Raises:
-        BadRequest: The kind is unknown.
+        BadRequest: The kind is unknown. The caller puts the subject of the message before it, such as "Row 3".
     """
     if value is None:
         return None
@@ -93,7 +96,8 @@ def read_debezium(message: Any, key: Sequence[str]) -> list[RowWithKind]:
         key: The names of the key columns. They are empty for a table without a key.
 
     Raises:
-        BadRequest: The message is not an envelope, or its change cannot be applied.
+        BadRequest: The message is not an envelope, or its change cannot be applied. The caller puts the subject of the
+            error's text before it, such as "Row 3".
     """
     envelope, schema = _open_message(message)
     if envelope is None:
@@ -405,7 +409,7 @@ def encode_kinds(kinds: Sequence[RowKind | None], key: Sequence[str], first_row:
 
 
 def make_default_kinds(row_count: int, key: Sequence[str]) -> bytes:
-    """Return the kinds of rows that state none, in the form of `encode_kinds`.
+    """Return the kinds of rows for which the sender has given no kind, in the form of `encode_kinds`.
 
     Such rows are updates if the table has a key. For a table without a key, the result is empty.
 

@@ -41,11 +41,11 @@ class DeadLetters(NamedTuple):
 
     Attributes:
         loaded: The dead-letter table.
-        subject: The name of the stream table.
+        stream_table_name: The name of the stream table.
     """
 
     loaded: LoadedTable
-    subject: str
+    stream_table_name: str
 
     @property
     def uuid(self) -> str:

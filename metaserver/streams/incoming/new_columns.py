@@ -40,8 +40,8 @@ class NewColumns(Enum):
     """The column is added to the table."""
 
 
-def read_rule(metadata: TableMetadata) -> NewColumns:
-    """Return the rule of a table.
+def read_new_columns_rule(metadata: TableMetadata) -> NewColumns:
+    """Return the rule of a table for rows with a column that the table does not have.
 
     Raises:
         BadRequest: The property has an unknown value.
@@ -85,7 +85,7 @@ def find_missing_columns(
     Raises:
         BadRequest: The rule of the table refuses rows with new columns, or the type of a column cannot be added.
     """
-    rule = read_rule(metadata)
+    rule = read_new_columns_rule(metadata)
     if rule is NewColumns.DEFAULT or not rows:
         return NO_COLUMNS
     names = {*(field.name for field in metadata.current_schema.fields), KIND_FIELD}

@@ -26,7 +26,7 @@ from seamark.metaserver.streams.incoming.changes import (
     encode_kinds,
     make_default_kinds,
     read_debezium,
-    read_plain,
+    read_row_with_kind,
     take_kinds,
 )
 from seamark.metaserver.streams.incoming.rows import RejectedRow, to_batch
@@ -42,7 +42,8 @@ _ROW_NUMBER = re.compile(r"^Row 0,? ")
 class _TooManyRejected(BadRequest):
     """Raised if so many rows do not fit that the request is refused.
 
-    The search for rejected rows raises it, and must not take it for the error of one row.
+    An error of one row only rejects this row. This error ends the search for such rows instead, and refuses the
+    request.
     """
 
 
@@ -71,12 +72,12 @@ class _ReadRows(NamedTuple):
     Attributes:
         values: The values of each change by column.
         kinds: The kind of each change. It is empty for a table without a key.
-        sources: The number of the row to which each change belongs.
+        row_numbers: The number of the row to which each change belongs.
     """
 
     values: Sequence[Mapping[str, Any]]
     kinds: bytes
-    sources: Sequence[int]
+    row_numbers: Sequence[int]
 
 
 class _ConformedRows(NamedTuple):
@@ -130,23 +131,26 @@ class RowPreparation:
         conformed_rows, reasons = self._conform(conform, len(read_rows.values))
         if reasons:
             # Reject all changes of a message if one of them does not fit.
-            rejected_rows |= {read_rows.sources[row]: reason for row, reason in reasons.items()}
-            accepted_rows = [row for row in range(len(read_rows.values)) if read_rows.sources[row] not in rejected_rows]
+            rejected_rows |= {read_rows.row_numbers[row]: reason for row, reason in reasons.items()}
+            accepted_rows = [
+                row for row in range(len(read_rows.values)) if read_rows.row_numbers[row] not in rejected_rows
+            ]
             conformed_rows = [conform(accepted_rows)] if accepted_rows else []
-        letters = [
+        rejected = [
             RejectedRow(
                 encode_json(row_values[number]) if lines is None else lines[number].decode("utf-8", "replace"),
                 rejected_rows[number],
             )
             for number in sorted(rejected_rows)
         ]
-        return self._pack(conformed_rows, key, letters)
+        return self._pack(conformed_rows, key, rejected)
 
     def accepts_joined_rows(self, rows: JoinedRows) -> bool:
-        """Return whether `prepare_joined` prepares the rows of a request exactly as the other methods do.
+        """Return whether `prepare_joined`, which prepares several requests at once, may prepare the rows of a request.
 
-        The result is False if rows have a kind or a key, if single rows may be rejected, and for Arrow columns that
-        cannot be concatenated without conversion.
+        The result is the same as that of `prepare_json` or `prepare_arrow` only if rows have neither a kind (insert,
+        update or delete) nor a key, and if no single rows are rejected. Arrow columns that cannot be concatenated
+        without conversion are also excluded.
         """
         if self.is_envelope or self.rejects_rows or self.left_out:
             return False
@@ -169,7 +173,7 @@ class RowPreparation:
         key = find_key_columns(self.metadata)
         parts: list[_ConformedRows] = []
         # Conform requests with different columns separately, because a missing column gets its default.
-        for _, requests_with_columns in itertools.groupby(requests, key=_list_columns):
+        for _, requests_with_columns in itertools.groupby(requests, key=_identify_columns):
             batch = _join_rows(list(requests_with_columns), self.metadata)
             kinds = make_default_kinds(batch.num_rows, key)
             parts.append(_ConformedRows(self.row_files.conform(batch, self.metadata, kinds, key), kinds))
@@ -188,15 +192,19 @@ class RowPreparation:
         is_plain = not self.is_envelope and set(map(type, row_values)) <= {dict}
         if is_plain and not (has_kind and any(KIND_FIELD in row for row in row_values)):
             kinds = make_default_kinds(len(row_values), key)  # No row states a kind, so no loop is needed.
-            return _ReadRows([self._drop_empty_columns(row) for row in row_values], kinds, range(len(row_values))), {}
+            return _ReadRows(
+                [self._drop_left_out_columns(row) for row in row_values], kinds, range(len(row_values))
+            ), {}
         changes: list[RowWithKind] = []
-        sources: list[int] = []
+        row_numbers: list[int] = []
         rejected_rows: dict[int, str] = {}
         for number, row in enumerate(row_values):
             try:
                 if isinstance(row, RejectedRow):
                     raise BadRequest(row.reason)
-                row_changes = read_debezium(row, key) if self.is_envelope else read_plain(row, has_kind=has_kind)
+                row_changes = (
+                    read_debezium(row, key) if self.is_envelope else read_row_with_kind(row, has_kind=has_kind)
+                )
                 encode_kinds([change.kind for change in row_changes], key, number)
             except BadRequest as error:
                 if not self.rejects_rows:
@@ -205,12 +213,14 @@ class RowPreparation:
                 rejected_rows[number] = error.message
                 continue
             changes += row_changes
-            sources += [number] * len(row_changes)
+            row_numbers += [number] * len(row_changes)
         kinds = encode_kinds([change.kind for change in changes], key)
-        return _ReadRows([self._drop_empty_columns(change.values) for change in changes], kinds, sources), rejected_rows
+        return _ReadRows(
+            [self._drop_left_out_columns(change.values) for change in changes], kinds, row_numbers
+        ), rejected_rows
 
-    def _drop_empty_columns(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the values of a row without the columns in `left_out`."""
+    def _drop_left_out_columns(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the values of a row without the columns in `left_out`, which the table does not have."""
         if self.left_out.isdisjoint(values):
             return values
         return {name: value for name, value in values.items() if name not in self.left_out}
@@ -226,7 +236,7 @@ class RowPreparation:
         key = find_key_columns(self.metadata)
         has_kind = all(field.name != KIND_FIELD for field in self.metadata.current_schema.fields)
         parts: list[_ConformedRows] = []
-        letters: list[RejectedRow] = []
+        rejected: list[RejectedRow] = []
         first = 0
         for batch in batches:
             if batch.num_rows:
@@ -240,11 +250,11 @@ class RowPreparation:
                     rows = rows.drop_columns(sorted(self.left_out))
                 conformed_rows, reasons = self._conform(_ArrowRows(self, rows, kinds, key).conform, rows.num_rows)
                 parts += conformed_rows
-                letters += [
+                rejected += [
                     RejectedRow(_show_arrow_row(batch.slice(row, 1)), reason) for row, reason in sorted(reasons.items())
                 ]
             first += batch.num_rows
-        return self._pack(parts, key, letters)
+        return self._pack(parts, key, rejected)
 
     def _conform(self, conform: Any, count: int) -> tuple[list[_ConformedRows], dict[int, str]]:
         """Conform rows to the columns of the table.
@@ -287,7 +297,7 @@ class RowPreparation:
         search(range(count))
         return conformed_rows, reasons
 
-    def _pack(self, parts: Sequence[_ConformedRows], key: Sequence[str], letters: list[RejectedRow]) -> PreparedRows:
+    def _pack(self, parts: Sequence[_ConformedRows], key: Sequence[str], rejected: list[RejectedRow]) -> PreparedRows:
         """Pack rows into the batches of the shards.
 
         Rows of a table without a key can be added to any shard, so they remain one batch. With a key, the key of a row
@@ -296,17 +306,17 @@ class RowPreparation:
         Args:
             parts: The rows that fit.
             key: The names of the key columns. They are empty for a table without a key.
-            letters: The rejected rows.
+            rejected: The rejected rows.
         """
         if not parts:
-            return PreparedRows(0, None, letters)
+            return PreparedRows(0, None, rejected)
         rows = pa.concat_batches([part.rows for part in parts]) if len(parts) > 1 else parts[0].rows
         kinds = b"".join(part.kinds for part in parts)
         if not key:
-            return PreparedRows(rows.num_rows, Batch(rows.num_rows, self.row_files.pack(rows, self.metadata)), letters)
+            return PreparedRows(rows.num_rows, Batch(rows.num_rows, self.row_files.pack(rows, self.metadata)), rejected)
         if self.shards == 1:
             batch = Batch(rows.num_rows, self.row_files.pack(rows, self.metadata, key), kinds)
-            return PreparedRows(rows.num_rows, {0: batch}, letters)
+            return PreparedRows(rows.num_rows, {0: batch}, rejected)
         shards = pa.array(self.row_files.compute_shards(rows, self.metadata, key, self.shards))
         batches = {}
         for shard in sorted(pc.unique(shards).to_pylist()):
@@ -315,11 +325,14 @@ class RowPreparation:
             packed_rows = self.row_files.pack(rows_of_shard, self.metadata, key)
             kinds_of_shard = bytes(itertools.compress(kinds, is_in_shard.to_pylist()))
             batches[shard] = Batch(rows_of_shard.num_rows, packed_rows, kinds_of_shard)
-        return PreparedRows(rows.num_rows, batches, letters)
+        return PreparedRows(rows.num_rows, batches, rejected)
 
 
-def _list_columns(rows: JoinedRows) -> AbstractSet[str] | pa.Schema:
-    """Return the names of the columns of JSON rows, or the schema of Arrow rows."""
+def _identify_columns(rows: JoinedRows) -> AbstractSet[str] | pa.Schema:
+    """Return a value that is equal for rows with the same columns, whose rows can be prepared together.
+
+    It consists of the names of the columns of JSON rows, or is the schema of Arrow rows.
+    """
     return rows.schema if isinstance(rows, pa.RecordBatch) else set().union(*rows)
 
 

@@ -287,8 +287,8 @@ def count_leaves(kind: Type) -> int:
 def _make_nested_converter(kind: Type, budget: _Budget) -> Callable[[Any], Any]:
     """Return a function that converts JSON to the Python value from which pyarrow creates a value of the type.
 
-    All structs of a column share the budget, and even a null spends its leaves, because Arrow stores a null for each of
-    its fields.
+    All structs of a column share the budget of values. A null struct uses as much of it as any other struct, because
+    Arrow stores a null for each of its fields.
 
     Args:
         kind: A nested type, or the type of a part of it.

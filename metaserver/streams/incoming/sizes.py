@@ -22,7 +22,7 @@ def check_size(batches: Sequence[pa.RecordBatch], metadata: TableMetadata) -> in
 
     Raises:
         TooLarge: The decoded rows would be larger.
-        BadRequest: The size of a column's form cannot be estimated.
+        BadRequest: The size of a column cannot be estimated, for example because its list views repeat an element.
     """
     check_columns(sum(batch.num_rows for batch in batches), metadata)
     size_bytes = 0

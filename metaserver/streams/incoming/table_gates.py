@@ -48,7 +48,10 @@ _log = structlog.get_logger("seamark.streams")
 
 
 class TableGates:
-    """The gates of all tables, in this process and in a shared log. An instance belongs to one event loop."""
+    """The gates of all tables, in this process and in a shared log. An instance belongs to one event loop.
+
+    The gate of a stream table is closed while a commit changes how its rows are written. Then the log refuses appends.
+    """
 
     def __init__(self, store: PointerStore, clock: Clock, *, lease_s: float = GATE_LEASE_S) -> None:
         self._store = store
@@ -60,7 +63,7 @@ class TableGates:
 
     @property
     def changing_uuids(self) -> Collection[str]:
-        """The UUIDs of the tables whose gates a commit of this process closes."""
+        """The UUIDs of the tables to which a commit of this process blocks appends: their gates are closed."""
         return self._local_gates.changing_uuids
 
     @asynccontextmanager
@@ -88,7 +91,10 @@ class TableGates:
             yield {} if log is None else await self._await_open(log, uuids, since_s)
 
     async def _await_open(self, log: SharedLog, uuids: Collection[str], since_s: float) -> Mapping[str, int]:
-        """Wait until the gates in a log are open, and return their numbers.
+        """Wait until no commit blocks appends to the tables (all gates are open), and return the numbers of the gates.
+
+        The number of a gate rises when it is closed or opened. So an append can state the number, and is refused if a
+        commit has changed the table meanwhile.
 
         Raises:
             RetryLater: A commit takes too long.
@@ -105,7 +111,9 @@ class TableGates:
             await asyncio.sleep(_POLL_S)
 
     async def _open_abandoned(self, log: SharedLog, closed_numbers: Mapping[str, int]) -> None:
-        """Open the gates whose process has stopped. If this fails, a later append tries again.
+        """Open the gates that processes had closed to block appends, and that have stopped since.
+
+        If this fails, a later append tries again.
 
         This process must take the lease of a gate first, which fails while another process holds the lease. With the
         new lease, the transaction of the earlier holder fails, because it checks its fencing number. Only a gate that
@@ -127,7 +135,9 @@ class TableGates:
 
     @asynccontextmanager
     async def hold_appends(self, log: SharedLog | None, uuids: Collection[str]) -> AsyncIterator[list[CheckFence]]:
-        """Close the gates of tables while the context is active. First wait until running appends have ended.
+        """Block appends to the tables, in all processes, while the context is active: close their gates.
+
+        First wait until running appends have ended.
 
         Args:
             log: The log of the tables, or None if only this process has the log.
@@ -149,10 +159,11 @@ class TableGates:
 
     @asynccontextmanager
     async def _close_gate(self, log: SharedLog, uuid: str) -> AsyncIterator[CheckFence]:
-        """Close the gate of a table in the log while the context is active.
+        """Close the gate of a table in the log, so that it refuses appends, while the context is active.
 
         A lease in the database, which this process renews, shows other processes that the gate is in use. The commit's
-        transaction must contain the yielded operation, which fails if another process has taken the lease.
+        transaction must contain the yielded operation, which fails if another process has taken the lease. At the end
+        of the context, `_begin_opening` opens the gate.
 
         Raises:
             RetryLater: Another commit takes too long, or the log or the database does not answer.
@@ -173,7 +184,7 @@ class TableGates:
             yield CheckFence(f"{STREAM_GATE}{uuid}", fence)
 
     async def _close_in_log(self, log: SharedLog, uuid: str) -> None:
-        """Close the gate of a table in the log.
+        """Record in the log that the gate of a table is closed. From then on, the log refuses appends to the table.
 
         Raises:
             GateMoved: Other processes have moved the gate during each attempt.
@@ -188,14 +199,20 @@ class TableGates:
                     raise
 
     async def _begin_opening(self, log: SharedLog, uuid: str, holder: str) -> None:
-        """Open a gate in a task, and wait for a short time, because the answer to the commit waits, too."""
+        """Start a task that opens a gate, so that the log accepts appends again. Wait for it at most `_OPEN_WAIT_S`.
+
+        The wait is short, because the commit is answered only afterwards.
+        """
         opening = asyncio.create_task(self._open_gate(log, uuid, holder), name=f"open gate {uuid}")
         self._openings.add(opening)
         opening.add_done_callback(self._openings.discard)
         await asyncio.wait([opening], timeout=_OPEN_WAIT_S)
 
     async def close(self) -> None:
-        """Wait for a short time until gates are open. Other processes open the remaining gates later."""
+        """Wait at most `_CLOSE_WAIT_S` for the tasks that allow appends again after a commit, by opening gates.
+
+        Other processes open the remaining gates later.
+        """
         if not self._openings:
             return
         _, openings = await asyncio.wait(self._openings, timeout=_CLOSE_WAIT_S)
@@ -204,7 +221,10 @@ class TableGates:
         await asyncio.gather(*openings, return_exceptions=True)
 
     async def _open_gate(self, log: SharedLog, uuid: str, holder: str) -> None:
-        """End the lease of a gate, and open the gate. If this fails, another process opens it later."""
+        """Allow appends to a table again after a commit: end the lease of its gate, and open the gate in the log.
+
+        If this fails, another process opens the gate later.
+        """
         for attempt in range(1, _MOVES_MAX + 1):
             try:
                 gate = log.read_gates([uuid])[uuid]
@@ -224,7 +244,9 @@ class TableGates:
                 return
 
     async def _await_lease(self, uuid: str, holder: str) -> int:
-        """Take the lease of a gate, and return its fencing number. Wait while another process has the lease.
+        """Take the lease with which a process may close a table's gate, and return its fencing number.
+
+        A closed gate blocks appends to the table. The method waits while another process has the lease.
 
         Raises:
             RetryLater: Another process has held the lease for too long.
@@ -239,7 +261,9 @@ class TableGates:
             await asyncio.sleep(_POLL_S)
 
     async def _take_lease(self, uuid: str, holder: str) -> int:
-        """Take or renew the lease of a gate, and return its fencing number.
+        """Take or renew the lease with which a process may close a table's gate, and return its fencing number.
+
+        A closed gate blocks appends to the table.
 
         Raises:
             CommitConflict: Another process has the lease.

@@ -20,7 +20,7 @@ from seamark.metaserver.commit.snapshots.manifests import Manifests
 from seamark.metaserver.commit.snapshots.snapshot_writer import SnapshotWriter
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.store.model import Entry
-from seamark.metaserver.streams.fresh_snapshots import drop_removed_files, may_be_fresh, run_encoding
+from seamark.metaserver.streams.fresh_snapshots import drop_replaced_vectors, may_be_fresh, run_encoding
 from seamark.metaserver.streams.snapshots.shared_snapshots import SharedSnapshots
 from seamark.metaserver.streams.stream_table import FreshRows, StreamTable
 
@@ -67,8 +67,8 @@ class NamedSnapshots:
             manifests: Reads the manifest lists of tables.
             shared: Shares the snapshots with other processes.
             clock: The clock.
-            retention_s: The time for which files are kept after the last plan that may contain them. A snapshot cannot
-                be named for longer.
+            retention_s: The time for which files are kept after the last plan that may contain them. A request can name
+                a snapshot by its id only for this time, because the files of the snapshot are deleted then.
         """
         self._objects = objects
         self._manifests = manifests
@@ -84,7 +84,10 @@ class NamedSnapshots:
         self._encoding: SingleFlight[tuple[object, ...], Snapshot] = SingleFlight()
 
     async def find(self, uuid: str, snapshot_id: int, folder: str) -> Snapshot | None:
-        """Return the fresh snapshot of a table with an id, or None if requests cannot name this id.
+        """Return the fresh snapshot of a table with an id, or None if it is unknown, or too old for requests.
+
+        A fresh snapshot has rows of a stream that no commit has added to the table yet. Requests may name its id for
+        `named_s` after the server has last returned it.
 
         Args:
             uuid: The UUID of the table.
@@ -104,14 +107,15 @@ class NamedSnapshots:
     async def make(
         self, table: StreamTable, entry: Entry, metadata: TableMetadata, fresh_rows: FreshRows, folder: str
     ) -> Snapshot:
-        """Return a fresh snapshot, after its manifests are stored.
+        """Return a fresh snapshot: a snapshot with rows of a stream that no commit has added to the table yet.
 
-        If nothing has changed, return the newest existing snapshot, unless it is too old.
+        Its manifests are stored. If nothing has changed, it is the newest existing snapshot, unless that was created
+        more than `named_s` ago. Its files are kept for a limited time after its creation.
 
         Args:
             table: The open table, which later deletes the manifests, when no query can need them.
-            entry: The pointer of the table in the catalog.
-            metadata: The metadata of the pointer.
+            entry: The catalog entry of the table.
+            metadata: The metadata to which the entry points.
             fresh_rows: The parts with the fresh files.
             folder: The location of the folder for the manifests.
         """
@@ -135,7 +139,11 @@ class NamedSnapshots:
         folder: str,
         key: tuple[object, ...],
     ) -> Snapshot:
-        """Create a fresh snapshot, and store its manifests and its delete files. See `make` for the arguments."""
+        """Create a snapshot with rows that no commit has added to the table yet, and store its manifests.
+
+        If rows with a key replace rows in the table's files, delete files are stored, too. `key` identifies the rows
+        and files of the snapshot. `make` describes the other arguments.
+        """
         manifest_files: Sequence[ManifestFile] = await self._manifests.read_list(metadata.current_snapshot)
         files = [file for part in fresh_rows.parts for file in part.files]
         keyed_rows = [part.keyed for part in fresh_rows.parts if part.keyed is not None]
@@ -149,13 +157,13 @@ class NamedSnapshots:
                 # The id of the fresh snapshot is drawn later, so the rewritten manifests get the snapshot id 0.
                 writer = SnapshotWriter(self._objects, self._clock, self._manifests, folder, 0)
                 try:
-                    manifest_files = await drop_removed_files(
+                    manifest_files = await drop_replaced_vectors(
                         stored_deletes.removed, manifest_files, metadata, writer, self._manifests
                     )
                 finally:
                     locations += writer.written
-            # `make` returns the snapshot for `named_s`, and requests may name it for another `named_s` after that. The
-            # table keeps the fresh files and the manifests for this lifetime, and then for the retention.
+            # `make` returns the snapshot for `named_s`, and requests may name it for another `named_s` after that.
+            # Other processes accept the snapshot for this lifetime, by its signed record (`seal`).
             until_ms = self._clock.now_ms() + int(1000 * self.lifetime_s)
             seal = partial(self._shared_snapshots.seal, table.uuid, until_ms=until_ms)
             encoded_snapshot = await run_encoding(metadata, manifest_files, files, folder, self._clock, seal, deletes)
@@ -163,7 +171,9 @@ class NamedSnapshots:
             await asyncio.gather(
                 *(self._objects.create(location, data, durable=False) for location, data in encoded_snapshot.files)
             )
-        finally:  # After an error, no plan refers to the files, and they are deleted as well.
+        finally:
+            # The files are always deleted later: after their retention, when no plan needs them. After an error, no
+            # plan refers to them at all.
             table.delete_files_later(locations)
         self._add(table.uuid, _NamedSnapshot(key, encoded_snapshot.snapshot, self._clock.monotonic()))
         return encoded_snapshot.snapshot

@@ -60,8 +60,8 @@ class SharedSnapshots:
     def seal(self, uuid: str, snapshot: Snapshot, *, until_ms: int) -> Mapping[str, str]:
         """Return the signed record of a fresh snapshot as entries for the header of its manifest list.
 
-        Other processes accept a snapshot only with this signature, because clients may be able to write files to the
-        folder.
+        A fresh snapshot has rows of a stream that no commit has added to the table yet. Other processes accept it only
+        with this signature, because clients may be able to write files to the folder of the manifest lists.
 
         Args:
             uuid: The UUID of the table.
@@ -73,7 +73,7 @@ class SharedSnapshots:
         return {_HEADER_KEY: to_base64url(key_id + _compute_mac(key, uuid, body) + body)}
 
     async def find(self, uuid: str, snapshot_id: int, folder: str) -> Snapshot | None:
-        """Return the fresh snapshot with an id, created by any process, or None if requests may not name this id.
+        """Return the fresh snapshot with an id that any process has created, or None if it is unknown or too old.
 
         Args:
             uuid: The UUID of the table.

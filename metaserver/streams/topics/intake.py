@@ -87,12 +87,12 @@ class TopicIntake:
         rows_max: int,
         run_in_thread: RunInThread = asyncio.to_thread,
     ) -> None:
-        """Create the intake.
+        """Create an intake, which reads the input topic of a table and appends its messages to the log.
 
         Args:
-            uuid: The table.
+            uuid: The UUID of the stream table.
             topic: The input topic of the table.
-            log: The log.
+            log: The log of stream tables, to which the rows are appended.
             tables: The stream tables.
             row_files: Conforms and packs rows.
             clock: The clock.
@@ -110,6 +110,7 @@ class TopicIntake:
         self._counts = counts
         self._run_in_thread = run_in_thread
         self._epochs: dict[int, int] = {}
+        """The epoch of the log's producer for each partition. The log refuses appends with an earlier epoch."""
         self._starts: dict[int, int] = {}
         """The offset after the last appended message of each partition at the start of the session."""
 
@@ -143,8 +144,9 @@ class TopicIntake:
     async def _append_messages(self, partition: int, messages: Sequence[TopicMessage]) -> None:
         """Append the rows of the messages of one partition.
 
-        Messages with offsets that the log had before this session are reported and skipped. The other messages are
-        divided into runs, whose rows are appended together.
+        Messages with offsets that the log already had at the start of the session are reported and skipped. Kafka gives
+        an offset again only after it has lost messages (`_report_lost`). The other messages are divided into runs,
+        whose rows are appended together.
         """
         loaded_table, _ = await self._load()
         lost_messages = [message for message in messages if message.offset < self._starts[partition]]
@@ -267,7 +269,7 @@ class TopicIntake:
             self._report_skipped(run.messages[-1], rejected_rows[0].reason, len(rejected_rows))
 
     def _pack(self, dead_letters: DeadLetters, rejected_rows: Sequence[RejectedRow], partition: int) -> Batch:
-        letters = [DeadLetter(dead_letters.subject, row) for row in rejected_rows]
+        letters = [DeadLetter(dead_letters.stream_table_name, row) for row in rejected_rows]
         producer = f"{self._topic.name}/{partition}"
         return pack_letters(dead_letters, letters, self._row_files, now_ms=self._clock.now_ms(), producer=producer)
 

@@ -26,8 +26,8 @@ _RETRY_DELAY_S = 30.0
 _log = structlog.get_logger("seamark.streams")
 
 
-class _Running(NamedTuple):
-    """A running intake, which appends the messages of an input topic, and its topic."""
+class _RunningIntake(NamedTuple):
+    """The task that reads an input topic of Kafka and appends its messages to a stream table, and the topic."""
 
     topic: InputTopic
     task: asyncio.Task[None]
@@ -44,25 +44,28 @@ class TopicIntakes:
         counts: TopicCounts,
         make_intake: Callable[[str, InputTopic], TopicIntake],
     ) -> None:
-        """Create an instance without intakes.
+        """Create an instance that reads no topic yet.
 
         Args:
             source: Lists and opens the input topics in Kafka.
             owners: Determines whether this process owns a table, and so reads its topic.
             clock: The clock.
             counts: Receives the reasons why topics are not read.
-            make_intake: Creates the intake for a table and its topic.
+            make_intake: Creates the object that reads the topic of a table, and appends its messages (intake).
         """
         self._source = source
         self._owners = owners
         self._clock = clock
         self._counts = counts
         self._make_intake = make_intake
-        self._intakes: dict[str, _Running] = {}
+        self._intakes: dict[str, _RunningIntake] = {}
         self._not_before_s: dict[str, float] = {}
 
     async def run(self) -> None:
-        """Run intakes until the task is cancelled, and then wait until all of them have ended."""
+        """Read the topics of the tables that this process owns, each in a task (intake), until the call is cancelled.
+
+        Then wait until all intakes have ended.
+        """
         try:
             while True:
                 try:
@@ -77,7 +80,7 @@ class TopicIntakes:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def update_intakes(self) -> None:
-        """Start missing intakes, and stop the intakes of tables that other processes own.
+        """Start a task that reads the topic of each table that this process owns, and stop the tasks of other tables.
 
         Raises:
             LogUnavailable: Kafka does not answer.
@@ -95,7 +98,7 @@ class TopicIntakes:
         for uuid, topic in topics.items():
             if uuid not in self._intakes and self._owners.is_owner(uuid) and self._not_before_s.get(uuid, 0) <= now_s:
                 task = asyncio.create_task(self._read(uuid, topic), name=f"topic {topic.name}")
-                self._intakes[uuid] = _Running(topic, task)
+                self._intakes[uuid] = _RunningIntake(topic, task)
         self._not_before_s = {uuid: until_s for uuid, until_s in self._not_before_s.items() if uuid in topics}
 
     async def _read(self, uuid: str, topic: InputTopic) -> None:

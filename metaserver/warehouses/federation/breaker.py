@@ -50,7 +50,7 @@ class CatalogBreaker:
             self._task = asyncio.create_task(self._watch(), name="federation breaker")
 
     async def close(self) -> None:
-        """End the task. Later failures begin no task."""
+        """End the task that probes the other catalog. After later failures, no new task is started."""
         self._is_closed = True
         if self._task is not None:
             self._task.cancel()

@@ -50,8 +50,11 @@ class FederatedStore:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    def show_tables(self, context: CatalogContext) -> None:
-        """Read names from the other catalog after this call. Before this call, the store has no names."""
+    def connect_catalog(self, context: CatalogContext) -> None:
+        """Set the catalog of the warehouse, which opens after this store. Before this call, the store has no names.
+
+        The store needs the catalog to write mirrors: copies of the metadata of the other catalog's tables.
+        """
         self._mirrors = Mirrors(context, self._store, self._locate)
 
     async def load_namespace(self, path: NamespacePath) -> Namespace | None:
@@ -72,7 +75,10 @@ class FederatedStore:
         return [path for path in await self._list_children(parent) if path[-1] in wanted_names]
 
     async def _list_children(self, parent: NamespacePath) -> list[NamespacePath]:
-        """Return the namespaces in `parent`, sorted by name, or nothing before `show_tables` is called."""
+        """Return the namespaces in `parent`, sorted by name. Before `connect_catalog` is called, there are none.
+
+        Their tables could not be read before, because the store could not write copies of their metadata (mirrors).
+        """
         if self._mirrors is None:
             return []
         async with self._other_catalog.limit_request():
@@ -112,7 +118,10 @@ class FederatedStore:
     async def list_entries(
         self, kind: EntryKind, namespace: NamespacePath, after: str | None, limit: int
     ) -> list[Entry]:
-        """Return entries that have only names. The mirror of an entry is written when the entry is read by its name."""
+        """Return entries that have only names, without UUIDs and metadata.
+
+        The server copies the metadata of a table (its mirror) when the table is read by its name.
+        """
         if self._mirrors is None or kind is EntryKind.FUNCTION:
             return []
         async with self._other_catalog.limit_request():
@@ -124,13 +133,13 @@ class FederatedStore:
 
     async def _locate(self, kind: EntryKind, namespace: NamespacePath, name: str) -> str | None:
         """Return the metadata file of a name from a new answer, or None if the other catalog does not list the name."""
-        location = await self._other_catalog.find_entry(kind, namespace, name, is_new=True)
+        location = await self._other_catalog.find_entry(kind, namespace, name, skip_cache=True)
         if location is None or not await self._is_namespace_listed(namespace):
             return None
         if _contains_name(await self._other_catalog.list_entries(kind, namespace), name):
             return location
         # The name may be newer than the listing.
-        names = await self._other_catalog.list_entries(kind, namespace, is_new=True)
+        names = await self._other_catalog.list_entries(kind, namespace, skip_cache=True)
         return location if _contains_name(names, name) else None
 
     async def _is_namespace_listed(self, path: NamespacePath) -> bool:
@@ -139,12 +148,16 @@ class FederatedStore:
             parent, level = path[: depth - 1], path[:depth]
             if _contains_name(await self._other_catalog.list_namespaces(parent), level):
                 continue
-            if not _contains_name(await self._other_catalog.list_namespaces(parent, is_new=True), level):
+            # The name may be newer than the cached listing.
+            if not _contains_name(await self._other_catalog.list_namespaces(parent, skip_cache=True), level):
                 return False
         return True
 
     def _get_lock(self, *key: Any) -> asyncio.Lock:
-        """Return the lock of a name, with which only one request of this process writes the mirror of the name."""
+        """Return the lock of a name, which a request of this process takes to write the mirror of the table.
+
+        A mirror is a copy of the metadata of a table in the other catalog.
+        """
         if len(self._locks) >= _LOCKS_MAX:
             self._locks = {name_key: lock for name_key, lock in self._locks.items() if lock.locked()}
         return self._locks.setdefault(key, asyncio.Lock())
@@ -160,7 +173,7 @@ def _contains_name(names: Sequence[T], name: T) -> bool:
 async def open_names(
     settings: Settings, store: PointerStore, clock: Clock
 ) -> AsyncIterator[tuple[PointerStore, Callable[[CatalogContext], None]]]:
-    """Open the pointer store of a further warehouse, which reads names from another catalog if it is federated.
+    """Open the pointer store of an additional warehouse, which reads names from another catalog if it is federated.
 
     Args:
         settings: The settings of the warehouse.
@@ -168,8 +181,8 @@ async def open_names(
         clock: The clock.
 
     Yields:
-        A tuple (store, show): the pointer store of the warehouse, and a function that the caller must call with the
-        catalog of the warehouse after it is open.
+        A tuple (store, connect_catalog): the pointer store of the warehouse, and a function that the caller must call
+        with the catalog of the warehouse after it is open.
     """
     if not settings.federation_uri:
         yield store, lambda _: None
@@ -177,4 +190,4 @@ async def open_names(
     async with open_other_catalog(settings, clock) as other:
         federated_store = FederatedStore(store, other)
         # The store passes calls of the other methods of the port on to the database.
-        yield cast("PointerStore", federated_store), federated_store.show_tables
+        yield cast("PointerStore", federated_store), federated_store.connect_catalog

@@ -36,7 +36,7 @@ from seamark.metaserver.catalog.documents import compress_document
 from seamark.metaserver.catalog.imports import check_table_locations, check_view_locations
 from seamark.metaserver.catalog.ownership.claims import make_claim
 from seamark.metaserver.catalog.ownership.owners import borrows_rights
-from seamark.metaserver.catalog.pointers import build_swap, create_metadata_location, make_entry, table_uuid
+from seamark.metaserver.catalog.pointers import build_pointer_swap, create_metadata_location, make_entry, table_uuid
 from seamark.metaserver.catalog.values import Caller
 from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
 from seamark.metaserver.store.operations import (
@@ -85,7 +85,9 @@ class Mirrors:
                 await self._store.transact(_make_removals(entry))
 
     async def find(self, kind: EntryKind, namespace: NamespacePath, name: str, location: str | None) -> Entry | None:
-        """Return the entry of a name if it refers to the mirror of this metadata file, or else None.
+        """Return the entry of a name if it is up to date: if it refers to the mirror of this metadata file. Or None.
+
+        The mirror of a table is a copy of its metadata in the other catalog, to which this server's entry refers.
 
         Args:
             location: The metadata file of the other catalog, or None if the other catalog does not have the name.
@@ -111,7 +113,7 @@ class Mirrors:
                 return current_entry
             entry = await self._store.load_entry(kind, namespace, name)
             try:
-                await self._write(kind, namespace, name, location, entry)
+                await self._point_name_at(kind, namespace, name, location, entry)
             except (CommitConflict, AlreadyExists, NoSuchTable, NoSuchView):
                 continue  # Another request has written the mirror, or has changed a definition of an index.
             except (BadRequest, Corrupt) as error:
@@ -133,10 +135,18 @@ class Mirrors:
             return ""
         return mirror.properties.get(_SOURCE, "")
 
-    async def _write(
+    async def _point_name_at(
         self, kind: EntryKind, namespace: NamespacePath, name: str, location: str, entry: Entry | None
     ) -> None:
-        """Let the name refer to a new mirror of the metadata file. The name of a view refers to the file itself."""
+        """Let a name refer to a metadata file of the other catalog: for a view to the file, for a table to a new copy.
+
+        Args:
+            kind: The kind of the entry.
+            namespace: The namespace of the name, which is created if it does not exist.
+            name: The name.
+            location: The metadata file.
+            entry: The entry that has the name now, or None.
+        """
         self._context.warehouse.check(location, "The metadata file")
         for depth in range(1, len(namespace) + 1):
             if await self._store.load_namespace(namespace[:depth]) is None:
@@ -165,7 +175,13 @@ class Mirrors:
         )
 
     async def _write_table(self, namespace: NamespacePath, name: str, location: str, entry: Entry | None) -> None:
-        """Write a new mirror of a table, and let its name refer to the mirror. `entry` has the name now.
+        """Copy the metadata of a table of the other catalog (its mirror), and let its name refer to the copy.
+
+        Args:
+            namespace: The namespace of the name.
+            name: The name.
+            location: The metadata file in the other catalog.
+            entry: The entry that has the name now, or None.
 
         Raises:
             BadRequest: The table is in the folder of the mirrors.
@@ -256,7 +272,7 @@ class Mirrors:
 
 
 def _check_uuid(uuid: str) -> str:
-    """Return the UUID of a table if it can be a part of the path of the table's mirrors.
+    """Return the UUID of a table if it can be a part of the path of the copies of the table's metadata (mirrors).
 
     Raises:
         BadRequest: The text is not a UUID in the usual form.
@@ -308,7 +324,7 @@ def _make_pointer_change(new: Entry, former_entry: Entry | None) -> list[Operati
     if former_entry is None:
         return [CreateEntry(entry=new)]
     renamed_entry = structs.replace(former_entry, namespace=new.namespace, name=new.name)
-    operations: list[Operation] = [build_swap(renamed_entry, new.metadata_location, new.updated_ms)]
+    operations: list[Operation] = [build_pointer_swap(renamed_entry, new.metadata_location, new.updated_ms)]
     if (former_entry.namespace, former_entry.name) != (new.namespace, new.name):
         rename = RenameEntry(
             kind=former_entry.kind,

@@ -193,12 +193,12 @@ class OtherCatalog:
         properties: dict[str, str] | None = await self._read(("namespace", path), read)
         return properties
 
-    async def list_namespaces(self, parent: NamespacePath, *, is_new: bool = False) -> list[NamespacePath]:
+    async def list_namespaces(self, parent: NamespacePath, *, skip_cache: bool = False) -> list[NamespacePath]:
         """Return the namespaces directly below a namespace, in code-point order of their last level.
 
         Args:
             parent: The namespace, or `()` for the namespaces with one level.
-            is_new: Whether to ignore cached answers.
+            skip_cache: Whether to ignore cached answers.
         """
         if await self._is_ambiguous(parent):
             return []
@@ -218,18 +218,18 @@ class OtherCatalog:
             }
             return self._make_cached_answer(sorted(children, key=lambda path: path[-1]))
 
-        children: list[NamespacePath] = await self._read(("namespaces", parent), read, is_new=is_new)
+        children: list[NamespacePath] = await self._read(("namespaces", parent), read, skip_cache=skip_cache)
         return children
 
     async def list_entries(
-        self, kind: EntryKind, namespace: NamespacePath, *, is_new: bool = False, fresh_s: float = 0.0
+        self, kind: EntryKind, namespace: NamespacePath, *, skip_cache: bool = False, fresh_s: float = 0.0
     ) -> list[str]:
         """Return the names of the tables or views of a namespace, in code-point order.
 
         Args:
             kind: The kind of the entries.
             namespace: The namespace of the entries.
-            is_new: Whether to ignore cached answers.
+            skip_cache: Whether to ignore cached answers.
             fresh_s: The maximum age of a cached answer, if it is longer than `federation_fresh_s`.
         """
         if await self._is_ambiguous(namespace):
@@ -244,11 +244,11 @@ class OtherCatalog:
             }
             return self._make_cached_answer(sorted(names))
 
-        names: list[str] = await self._read(("entries", kind, namespace), read, is_new=is_new, fresh_s=fresh_s)
+        names: list[str] = await self._read(("entries", kind, namespace), read, skip_cache=skip_cache, fresh_s=fresh_s)
         return names
 
     async def find_entry(
-        self, kind: EntryKind, namespace: NamespacePath, name: str, *, is_new: bool = False
+        self, kind: EntryKind, namespace: NamespacePath, name: str, *, skip_cache: bool = False
     ) -> str | None:
         """Return the location of the metadata file of a table or view, or None if it does not exist.
 
@@ -256,7 +256,7 @@ class OtherCatalog:
             kind: The kind of the entry.
             namespace: The namespace of the entry.
             name: The name of the entry in the namespace.
-            is_new: Whether to ignore cached answers.
+            skip_cache: Whether to ignore cached answers.
         """
         if await self._is_ambiguous(namespace):
             return None
@@ -275,7 +275,7 @@ class OtherCatalog:
                 raise RetryLater(f"The catalog {self._uri} does not say where the metadata file of {name} is")
             return self._make_cached_answer(location, answer.etag)
 
-        location: str | None = await self._read(("entry", kind, namespace, name), read, is_new=is_new)
+        location: str | None = await self._read(("entry", kind, namespace, name), read, skip_cache=skip_cache)
         return location
 
     async def _read(
@@ -283,12 +283,12 @@ class OtherCatalog:
         key: Hashable,
         read_value: Callable[[_CachedAnswer | None], Awaitable[_CachedAnswer]],
         *,
-        is_new: bool = False,
+        skip_cache: bool = False,
         fresh_s: float = 0.0,
     ) -> Any:
         """Return a cached answer if it is fresh, or else request the answer.
 
-        A call with `is_new` does not share a request that was sent before the call.
+        A call with `skip_cache` does not share a request that was sent before the call.
         """
 
         async def refresh() -> Any:
@@ -301,7 +301,7 @@ class OtherCatalog:
                 self._answers_bytes -= self._answers.popitem(last=False)[1].size_bytes
             return new_answer.value
 
-        if is_new:
+        if skip_cache:
             return await refresh()
         last_answer = self._answers.get(key)
         fresh_s = max(fresh_s, self._settings.federation_fresh_s)
@@ -337,14 +337,14 @@ class OtherCatalog:
         Raises:
             RetryLater: The status is neither 200, 304 nor 404, or there is no answer.
         """
-        await self._configure()
+        await self._load_route_prefix()
         headers = {"If-None-Match": etag} if etag else {}
         answer = await self._send("GET", f"{self._root}{path}", query or {}, headers)
         if answer.status not in (200, 304, 404):
             raise self._make_error(answer)
         return answer
 
-    async def _configure(self) -> None:
+    async def _load_route_prefix(self) -> None:
         """Read the prefix of the routes if it is not known yet."""
         if not self._root:
             await self._run_shared_step("the configuration", self._read_config)
@@ -406,8 +406,8 @@ class OtherCatalog:
         """Send a request, and return the answer with any status.
 
         Raises:
-            RetryLater: The other catalog does not answer this request, or did not answer the last request of the
-                breaker.
+            RetryLater: The other catalog does not answer this request. Or it did not answer the last probe, so that no
+                request is sent.
         """
         self._breaker.check()
         try:
@@ -478,12 +478,12 @@ class OtherCatalog:
 
     def _make_error(self, answer: _Answer) -> RetryLater:
         # Do not quote the answer, which may contain the login.
-        login = (
+        hint = (
             "; check the login in its credentials"
             if answer.status in (*_EXPIRED_LOGIN_STATUSES, 403)
             else "; try again"
         )
-        return RetryLater(f"The catalog {self._uri} of this warehouse answers {answer.status}{login}")
+        return RetryLater(f"The catalog {self._uri} of this warehouse answers {answer.status}{hint}")
 
     def _decode(self, answer: _Answer, type_: type[T]) -> T:
         try:
@@ -497,7 +497,7 @@ class OtherCatalog:
         The other catalog chooses the separator of levels, and a level can contain it. With the separator `.`, rights on
         `hr` would not apply to a request for `hr.pay` as one level.
         """
-        await self._configure()
+        await self._load_route_prefix()
         return any(self._separator in level for level in path)
 
     def _encode(self, path: NamespacePath) -> str:

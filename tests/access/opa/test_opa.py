@@ -46,7 +46,7 @@ class PolicyServer:
         """The answer to every request. If it is None, the server returns the recorded answers."""
         self.hangs = False
         self.closing = asyncio.Event()
-        self.allows_operations: frozenset[str] | None = None
+        self.allowed_operations: frozenset[str] | None = None
         """The only operations that are allowed. If it is None, the server returns the recorded answers."""
 
     async def handle(self, request: web.Request) -> web.Response:
@@ -56,9 +56,10 @@ class PolicyServer:
             await self.closing.wait()
         if self.answer is not None:
             return self.answer
-        if self.allows_operations is not None:
-            is_allowed = question["operation"] in self.allows_operations
+        if self.allowed_operations is not None:
+            is_allowed = question["operation"] in self.allowed_operations
             objects = question.get("objects", ())
+            # The user may use each table except `salaries`.
             positions = [
                 position
                 for position, securable in enumerate(objects)
@@ -188,7 +189,7 @@ async def test_cached_decision_expires_and_applies_to_one_question() -> None:
 
 async def test_listing_without_a_rule_for_lists_asks_about_each_object() -> None:
     async with run_policy_server() as server, open_authorizer_over(server, opa_batch_url="") as authorizer:
-        server.allows_operations = frozenset({"tableExists"})
+        server.allowed_operations = frozenset({"tableExists"})
         objects = [Securable(("shop",), "table", f"t{number}") for number in range(40)]
         assert await authorizer.allows_each(ANN, "tableExists", objects) == [True] * 40
         assert len(server.requests) == 40
@@ -199,7 +200,7 @@ async def test_server_asks_the_policy_about_requests_and_listings(tmp_path: Path
     async with open_store(f"sqlite:///{tmp_path}/seamark.db", clock=clock, queue_limit=10) as store:
         secrets = {"root": await create_token(store, clock, "root", None, [Grant("root", "admin")])}
     async with run_policy_server() as policy:
-        policy.allows_operations = frozenset({"createTable", "listTables", "tableExists", "namespaceExists"})
+        policy.allowed_operations = frozenset({"createTable", "listTables", "tableExists", "namespaceExists"})
         settings: dict[str, Any] = {"opa_url": policy.url + ALLOW_PATH, "opa_batch_url": policy.url + BATCH_PATH}
         async with run_server(tmp_path, auth="token", opa_cache_s=0, **settings) as server:
             users_api = UsersApi(Api(server), secrets)
@@ -217,7 +218,7 @@ async def test_server_asks_the_policy_about_requests_and_listings(tmp_path: Path
 
 async def test_hidden_table_is_not_found() -> None:
     async with run_policy_server() as server, open_authorizer_over(server) as authorizer:
-        server.allows_operations = frozenset({"listTables"})
+        server.allowed_operations = frozenset({"listTables"})
         with pytest.raises(NoSuchTable):
             await authorizer.require(ANN, "planTableScan", SALARIES)
 

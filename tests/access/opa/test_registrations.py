@@ -146,7 +146,8 @@ async def _check_tables(users_api: UsersApi) -> None:
 async def _check_decisions(users_api: UsersApi, policy: ShopPolicy) -> None:
     """Check that an import of many tables needs one request to the policy server.
 
-    The import fails with 503 if the policy server fails. A refusal of one table is in the audit log.
+    The import fails with 503 if the policy server fails. The audit log contains the refusal of the table `hidden`,
+    which the caller tried to import before.
     """
     locations = {f"t{number}": "file:///none" for number in range(100)}
     body = {"metadata-locations": locations, "dry-run": True}

@@ -49,6 +49,12 @@ def list_holders() -> list[dict[str, Any]]:
 
 
 def _build_type(name: str, containers: list[str]) -> dict[str, Any]:
+    """Return the definition of an object type for OpenFGA, with the relations that the module's docstring lists.
+
+    Args:
+        name: The type, a key of `CONTAINERS`.
+        containers: The types that contain objects of this type.
+    """
     direct_relations = [*ROLES, *(name_relation(privilege) for privilege in PRIVILEGES)]
     direct_relations += [f"deny_{name_relation(privilege)}" for privilege in PRIVILEGES]
     if name == "namespace":
@@ -100,7 +106,7 @@ def _refer_to_container(container: str, relation: str) -> dict[str, Any]:
 
 
 def format_model() -> str:
-    """Return the model as JSON with a line for each type."""
+    """Return the authorization model for OpenFGA as JSON, with a line for each type of object."""
     model = build_model()
     types = ",\n".join(
         json.dumps(type_definition, separators=(",", ":")) for type_definition in model["type_definitions"]

@@ -124,7 +124,7 @@ async def test_no_literal_reaches_the_database_unless_a_setting_keeps_it(tmp_pat
         home.mkdir()
         async with run_server(home, query_history_literals=literals) as server:
             api = Api(server)
-            await api.table()
+            await api.create_table()
             await append_files(api, "t", build_ten_id_files(30), snapshot_id=1)
             hostile_term = {"type": "transform", "transform": f"truncate[{SECRET}]", "term": "data"}
             for filter in (
@@ -146,7 +146,7 @@ async def test_no_literal_reaches_the_database_unless_a_setting_keeps_it(tmp_pat
 async def test_history_survives_a_restart(tmp_path: Path) -> None:
     async with run_server(tmp_path) as server:
         api = Api(server)
-        await api.table()
+        await api.create_table()
         await append_files(api, "t", build_ten_id_files(3), snapshot_id=1)
         await api("POST", f"{T}/plan", {"filter": EQ_5})
     async with run_server(tmp_path) as server:
@@ -167,12 +167,13 @@ async def create_table_as(login: dict[str, str], server: RunningServer) -> Api:
     server.http.headers.update(login)
     api = Api(server)
     await api("POST", "/v1/namespaces", {"namespace": ["db"]})
-    await api.table()
+    await api.create_table()
     await append_files(api, "t", build_ten_id_files(3), snapshot_id=1)
     return api
 
 
 async def test_one_principal_cannot_use_the_whole_limit_of_shapes(tmp_path: Path) -> None:
+    """The history stores statements by shape: the statement without its literals. The number of shapes is limited."""
     names = {"root": "admin", "mallory": "reader", "rita": "reader"}
     root, mallory, rita = await create_logins(tmp_path, *(Grant(name, role) for name, role in names.items()))
     async with run_server(tmp_path, auth="token", query_history_shapes=8) as server:
@@ -185,7 +186,8 @@ async def test_one_principal_cannot_use_the_whole_limit_of_shapes(tmp_path: Path
         await api("POST", f"{T}/plan", {"filter": build_comparison("starts-with", "a", "data")}, headers=rita)
         shapes = await load_shapes(api)
         assert sum(shape["sums"]["statements"] for shape in shapes) == 25  # 24 of Mallory and one of Rita
-        # Mallory has a quarter of the 8 shapes. Of his 24 statements, 2 have own shapes. One shape counts the rest.
+        # One principal may use a quarter of the 8 shapes, so 2 of Mallory's 24 statements are stored with their shapes.
+        # The other 22 are counted together, in an entry without a fingerprint.
         assert [shape["sums"]["statements"] for shape in shapes if not shape["fingerprint"]] == [22]
         assert any(shape["conditions"] == ["data starts with ?"] for shape in shapes)
         assert "mallory" not in str(shapes)
@@ -209,7 +211,7 @@ async def test_failure_of_one_table_does_not_lose_statements_of_other_tables(
     async with run_server(tmp_path) as server:
         api = Api(server)
         for name in ("a", "b"):
-            await api.table(name)
+            await api.create_table(name)
             await append_files(api, name, build_ten_id_files(3), snapshot_id=1)
             assert (await api("POST", f"/v1/namespaces/db/tables/{name}/plan", {"filter": EQ_5})).status == 200
         transact, refused_operations = type(server.components.store).transact, []
@@ -230,7 +232,7 @@ async def test_failure_of_one_table_does_not_lose_statements_of_other_tables(
 async def test_failing_sampler_loses_only_its_sample(tmp_path: Path) -> None:
     async with run_server(tmp_path) as server:
         api = Api(server)
-        await api.table()
+        await api.create_table()
         await append_files(api, "t", build_ten_id_files(3), snapshot_id=1)
         await api("POST", f"{T}/plan", {"filter": EQ_5})
         (counts,) = server.components.history._counts.values()
@@ -287,7 +289,7 @@ async def test_old_rows_are_removed_although_the_merge_fails(tmp_path: Path, mon
 async def test_setting_disables_the_query_history(tmp_path: Path) -> None:
     async with run_server(tmp_path, query_history_days=0) as server:
         api = Api(server)
-        await api.table()
+        await api.create_table()
         await append_files(api, "t", build_ten_id_files(3), snapshot_id=1)
         await api("POST", f"{T}/plan", {"filter": EQ_5})
         answer = (await api("GET", HISTORY)).json
@@ -336,13 +338,16 @@ async def test_reported_columns_joins_and_engine_are_recorded_in_any_case_of_let
 
 
 async def test_times_of_engines_add_up_for_statements_that_the_history_has(api_with_files: Api) -> None:
+    """An engine reports how long a statement ran, by its shape: the fingerprint of the statement without literals."""
     times_path = f"{HISTORY}/times"
     body = {"filter": EQ_5, "seamark": {"use": {"engine": "seamark"}}}
     statement = (await api_with_files("POST", f"{T}/plan", body)).json["seamark-statement"]
     report = {"statement": statement, "seconds": 1.5, "files": 2, "bytes": 1000}
     for changes in ({}, {"seconds": 0.5}, {"statement": "0" * 16}):
         assert (await api_with_files("POST", times_path, report | changes)).status == 204
-    for _ in range(2):  # A time may also arrive after its statement was recorded.
+    # The first times are reported before the shape is loaded for the first time, and the last two afterwards. The
+    # second round loads the sums with three of the four times of the statement.
+    for _ in range(2):
         (shape,) = await load_shapes(api_with_files)
         assert (await api_with_files("POST", times_path, report)).status == 204
     sums = shape["sums"]

@@ -39,7 +39,10 @@ def test_nan_alternative_changes_neither_width_nor_shape_of_a_comparison() -> No
 
 
 def test_share_is_rounded_equally_well_at_both_ends() -> None:
-    """A filter keeps a share of the values from 0 to 1,000. The rounding error of shares near 0 and near 1 is small."""
+    """A filter keeps a share of the values from 0 to 1,000. The rounding error of shares near 0 and near 1 is small.
+
+    The server records the rounded share of a filter, called its width, instead of the literals.
+    """
     rng = random.Random(first_seed())
     shares = [2 ** -rng.uniform(1, 20) for _ in range(200)]
     for share in [*shares, *(1 - share for share in shares)]:

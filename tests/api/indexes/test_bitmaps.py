@@ -171,7 +171,7 @@ def decode_rows(rows: Any) -> set[int] | None:
 
 
 def draw_row_with_negative_zero(rng: random.Random) -> Row:
-    """Return a random row. The price of every fifth row is -0.0."""
+    """Return a random row. Its price is -0.0 with a probability of 0.2."""
     row = draw_row(rng, rng.choice([1, 2]))
     return (*row[:2], -0.0, row[3]) if rng.random() < 0.2 else row
 
@@ -197,7 +197,8 @@ async def test_matching_rows_follow_the_callers_semantics(api: Api, seed: int) -
     for _ in range(25):
         tree = build_random_tree(rng, depth=3, columns=(0, 1, 2) if rng.random() < 0.8 else (0, 1, 2, 3))
         row_format = rng.choice(["roaring", "positions"])
-        # Spark's semantics and those of IEEE 754 must both hold for SQL, and the evaluator of Iceberg for its filters.
+        # The rows for an SQL condition must be correct with NaN above all numbers (Spark) and with NaN as in IEEE 754.
+        # The rows for a filter in JSON must be those of Iceberg's evaluator.
         for body, meanings in (
             (
                 {"where": format_as_sql(tree)},

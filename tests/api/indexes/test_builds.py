@@ -31,7 +31,7 @@ PATHS = [file.path for file in FILES]
 @pytest.fixture
 async def api_with_table(api: Api) -> Api:
     """Return the API with `db.t` of 6 files in 2 manifests, and a bloom index `i` without index files."""
-    await api.table()
+    await api.create_table()
     await append_files(api, "t", FILES, snapshot_id=1, manifests=2)
     await define_index(api)
     return api
@@ -365,7 +365,7 @@ async def test_invalid_registration_is_rejected(api_with_table: Api) -> None:
 
 async def test_build_is_found_only_under_its_own_index_and_table(api_with_table: Api) -> None:
     await define_index(api_with_table, "other", kind="bitmap", columns=["data"])
-    await api_with_table.table("u")
+    await api_with_table.create_table("u")
     build = await begin_build(api_with_table)
     ids = [build["build-id"], (await api_with_table.server.record()).id, "nope"]
     for path in (

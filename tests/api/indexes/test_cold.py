@@ -95,7 +95,7 @@ async def test_many_keys_wait_for_the_whole_file(server: RunningServer) -> None:
     assert decode_found_rows(await lookup_task) == find_expected_rows(table, table.snapshots[-1], keys, (1,))
 
 
-async def test_rows_by_predicate_are_the_same_by_range(server: RunningServer) -> None:
+async def test_range_reads_give_the_same_rows_as_reads_of_whole_index_files(server: RunningServer) -> None:
     api, rng = Api(server), random.Random(9)
     await create_indexed_table(api, rng)
     trees = [build_random_tree(rng, depth=3, columns=(0, 1, 2)) for _ in range(12)]
@@ -134,7 +134,7 @@ async def test_damaged_remote_index_is_quarantined_and_gives_no_wrong_answer(ser
 
     lookup_task = asyncio.create_task(read_answers())
     while not any(name.endswith(".puffin") for name in storage.reads):
-        storage.resume()  # After damage found by range, the server examines the whole file.
+        storage.resume()  # If a range read finds damage, the server reads the whole file.
         await asyncio.sleep(0.01)
     answers = await lookup_task
     assert answers == (None, False) if kind == "bitmap" else not all(answers)

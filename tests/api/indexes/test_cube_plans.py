@@ -115,7 +115,10 @@ async def _get_thread_name() -> str:
     return threading.current_thread().name
 
 
-def test_audience_receives_the_id_of_a_plan_snapshot(server: ServerThread, definition_id: str) -> None:
+def test_request_with_the_plans_header_gets_a_snapshot_id_instead_of_a_name(
+    server: ServerThread, definition_id: str
+) -> None:
+    """With the header `X-Seamark-Plans`, the stored plan is a snapshot of the table and not a table with a name."""
     body = {"definition-id": definition_id, "columns": ["m0"]}
     plan_report, _ = plan_cube(server, body, **{"X-Seamark-Plans": "engines"})
     assert plan_report["name"] is None

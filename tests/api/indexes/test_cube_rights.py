@@ -161,8 +161,14 @@ async def test_filter_on_an_attribute_requires_the_right_to_read_the_dimension_t
 async def test_job_defines_an_index_again_only_for_a_principal_that_may_read_the_dimension_table(
     tmp_path: Path,
 ) -> None:
+    """An index on an attribute stores values of a dimension table, so its author must be allowed to read this table.
+
+    A job with a service token refreshes the index of rex for a new snapshot. After rex loses the right to read the
+    dimension table, the change is refused.
+    """
     roles = {"root": [("admin", ())], "rex": [("writer", ("db",)), ("reader", ("db", "secret"))]}
     secrets = await create_users(tmp_path, roles)
+    # Field 2 (a string) of the row of db.secret.names whose field 1 equals `id`, at the snapshot `{}`.
     attribute = "lookup[db.secret.names@{}:1:2:string](id)"
     async with run_server(tmp_path, auth="token") as server:
         components = server.components
@@ -204,7 +210,11 @@ async def test_job_defines_an_index_again_only_for_a_principal_that_may_read_the
 
 
 async def check_tables_of_a_job(server: RunningServer, rex: UserApi, root: UserApi) -> None:
-    """Check that the token of a job names tables of other namespaces that the authors of indexes may read."""
+    """Check which dimension tables of other namespaces a job may read for the indexes of the table `t`.
+
+    Each index is on `lookup[TABLE@SNAPSHOT:KEY:FIELD:TYPE](id)`, an attribute of a dimension table. The job may read a
+    dimension table as long as the author of the index may read it.
+    """
     components = server.components
     assert (await root("POST", "/v1/namespaces", {"namespace": ["other"]})).status == 200
     for name in ("names", "hidden"):
@@ -230,15 +240,16 @@ async def check_tables_of_a_job(server: RunningServer, rex: UserApi, root: UserA
 
 
 async def check_registration_of_other_authors(rex: UserApi, root: UserApi, table: dict[str, Any]) -> None:
-    """Check that only an admin registers and imports files with other authors, or none.
+    """Check that rex may not register or import metadata files whose properties another user or nobody has set.
 
-    The authors are those of an index on an attribute, and of a policy.
+    The property `SETTERS` of a file names the user who set an index definition or a policy. An admin may register all.
     """
     former_path = Path(table["metadata-location"].removeprefix("file://"))
     statuses = {}
     for number, author in enumerate(("root", "rex", None)):
         metadata = json.loads(former_path.read_bytes())
         metadata["properties"][SETTERS] = json.dumps({"seamark.index.i": author} if author else {})
+        # The numbers from 90000 differ from those of the metadata files that the server writes.
         path = former_path.with_name(f"{90000 + number}-{number}.metadata.json")
         path.write_text(json.dumps(metadata))
         request = {"name": "t", "metadata-location": f"file://{path}", "overwrite": True}

@@ -15,8 +15,11 @@ SCHEMA = Schema((Field(1, "shop", required=False, type="long"),))
 MAPPING = '[{"names":["lookup[x@1:"],"field-id":1}]'
 
 
-def define(snapshot_id: int, attribute_id: int = 4) -> IndexDefinition:
-    """Return the definition of an index on an attribute of a dimension table at a snapshot."""
+def build_definition(snapshot_id: int, attribute_id: int = 4) -> IndexDefinition:
+    """Return the definition of an index on an attribute of the dimension table a.shops.
+
+    The attribute is the field `attribute_id` of the row whose field 1 equals `shop`, at the snapshot `snapshot_id`.
+    """
     return define_index("city", "bitmap", [f"lookup[a.shops@{snapshot_id}:1:{attribute_id}:string](shop)"], SCHEMA)
 
 
@@ -36,9 +39,9 @@ def build_registration(definition_id: str, number: int) -> RegisteredIndexFile:
 
 
 def test_definitions_without_snapshots_are_equal_only_if_all_other_parts_are() -> None:
-    assert remove_snapshots(define(1).id) == remove_snapshots(define(2).id)
-    assert remove_snapshots(define(1).id) != remove_snapshots(define(1, attribute_id=5).id)
-    mapped_id = define(1).id[:-1] + f',"name-mapping":{MAPPING}}}'
+    assert remove_snapshots(build_definition(1).id) == remove_snapshots(build_definition(2).id)
+    assert remove_snapshots(build_definition(1).id) != remove_snapshots(build_definition(1, attribute_id=5).id)
+    mapped_id = build_definition(1).id[:-1] + f',"name-mapping":{MAPPING}}}'
     assert remove_snapshots(mapped_id) != remove_snapshots(mapped_id.replace("x@1:", "x@2:"))
 
 
@@ -51,10 +54,14 @@ def test_each_earlier_definition_is_compared_once(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(builds, "remove_snapshots", record_and_remove_snapshots)
     # The 400 files have these four definitions in turn, so every fourth file has the first definition.
-    ids = [define(1).id, define(2).id, define(1, attribute_id=5).id, define_index("k", "bitmap", ["shop"], SCHEMA).id]
+    ids = [
+        build_definition(1).id,
+        build_definition(2).id,
+        build_definition(1, attribute_id=5).id,
+        define_index("k", "bitmap", ["shop"], SCHEMA).id,
+    ]
     files = IndexFiles(1, [build_registration(ids[number % 4], number) for number in range(400)])
-    earlier_files = builds.list_earlier_files(
-        files, define(2)
-    )  # Only the first id differs in nothing but its snapshot.
+    earlier_files = builds.list_earlier_files(files, build_definition(2))
+    # Only the first definition equals the new one except for the snapshot.
     assert [file["location"] for file in earlier_files] == [f"file{number}" for number in range(396, -1, -4)]
     assert len(compared_ids) == len(set(compared_ids))

@@ -44,7 +44,7 @@ async def api_with_table(api: Api) -> Api:
 
 
 async def create_index(api: Api) -> Api:
-    await api.table()
+    await api.create_table()
     await append_files(api, "t", FILES, snapshot_id=1, manifests=2)
     await define_index(api, kind="bloom", columns=["id"], fpp=1e-6)
     return api
@@ -295,7 +295,7 @@ async def test_dropped_index_gets_its_files_back_when_it_is_defined_again(api_wi
 
 async def test_table_without_indexes_has_no_files_to_register(api: Api) -> None:
     assert (await api("POST", REBUILD)).error[0] == 404
-    await api.table()
+    await api.create_table()
     rebuild_report = (await api("POST", REBUILD)).json
     assert (rebuild_report["known"], rebuild_report["registered"], rebuild_report["left-out-files"]) == (0, [], 0)
 

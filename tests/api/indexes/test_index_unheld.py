@@ -28,7 +28,7 @@ async def built_index(api: Api) -> tuple[Api, list[str]]:
 
     The first index file covers four data files, and the second covers the other two.
     """
-    await api.table()
+    await api.create_table()
     await append_files(api, "t", FILES, snapshot_id=1, manifests=2)
     await define_index(api)
     build = await begin_build(api)

@@ -29,7 +29,7 @@ FILES = [build_data_file(f"file:///t/{n}.parquet", n, n, rows=10 * n) for n in r
 @pytest.fixture
 async def api_with_table(api: Api) -> Api:
     """Return the API with `db.t` of 6 files in 2 manifests."""
-    await api.table()
+    await api.create_table()
     await append_files(api, "t", FILES, snapshot_id=1, manifests=2)
     return api
 
@@ -307,7 +307,7 @@ async def _change_schema(api: Api, fields: list[dict[str, Any]], schema_id: int)
 
 async def test_bucket_partitions_are_listed_as_indexes_and_cover_their_files(api: Api) -> None:
     spec = {"spec-id": 0, "fields": [{"source-id": 1, "transform": "bucket[8]", "name": "id_bucket"}]}
-    await api.table(**{"partition-spec": spec})
+    await api.create_table(**{"partition-spec": spec})
     indexes = (await api("GET", INDEXES)).json["indexes"]
     assert [(index["name"], index["kind"], index["definition"]) for index in indexes] == [
         ("bucket:id_bucket", "bucket", "bucket(bucket[8](id))")
@@ -318,7 +318,7 @@ async def test_bucket_partitions_are_listed_as_indexes_and_cover_their_files(api
 
 
 async def test_indexes_of_a_table_without_a_snapshot_and_an_unknown_index(api: Api) -> None:
-    await api.table()
+    await api.create_table()
     index = await define_index(api)
     assert (index["files-total"], index["health"]) == (0, "ok")
     assert (await api("GET", INDEXES)).json["snapshot-id"] is None
@@ -343,7 +343,7 @@ async def test_concurrent_definitions_and_commits_all_succeed(api_with_table: Ap
 
 
 async def test_reported_index_use_equals_the_counts_of_the_planner(api: Api) -> None:
-    uuid = (await api.table())["metadata"]["table-uuid"]
+    uuid = (await api.create_table())["metadata"]["table-uuid"]
     index = await define_index(api)
     assert index["used"] is None
     usage = api.server.components.usage

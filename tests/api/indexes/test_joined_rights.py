@@ -78,7 +78,7 @@ async def test_use_of_a_plan_requires_the_rights_on_its_joined_tables_at_the_tim
             (await rita("GET", f"/v1/namespaces/db/tables/{name}")) for name in (names[0], unknown_name)
         ]
         assert refused.error == (*missing.error[:2], missing.error[2].replace(unknown_name, names[0]))
-        # A plan that depends on readable tables only has no further conditions.
+        # If a user may read all tables of a plan, the user may use the plan.
         own_plan = await rita("POST", "/api/v1/tables/db/fact/plan-tables", {"predicate": "f_key < 50"})
         assert set((await use_plan_table(rita, own_plan.json["name"])).values()) <= {200, 204}
 

@@ -129,7 +129,7 @@ def write_random_deletes(table: StoredTable, live_files: Sequence[Any], rng: ran
                 table.write_position_deletes(
                     [(chosen_file.path, index) for index in positions_by_path[chosen_file.path]],
                     part,
-                    has_path_bounds=True,
+                    names_data_file=True,
                 )
             )
         ids = rng.choice([[1], [1, 2], [2, 3], [1, 2, 3]])
@@ -277,7 +277,7 @@ async def test_row_with_unreadable_deletes_is_undecided(api: Api, kind: str, dam
     if kind == "vector":
         delete_files = table.write_vectors({files[0].path: {5}})
     elif kind == "positions":
-        delete_files = [table.write_position_deletes([(files[0].path, 5)], has_path_bounds=True)]
+        delete_files = [table.write_position_deletes([(files[0].path, 5)], names_data_file=True)]
     else:
         delete_files = [table.write_equality_deletes([1], [(5,)])]
     path = Path(delete_files[0].path.removeprefix("file://"))
@@ -396,13 +396,13 @@ async def test_shared_key_values_count_against_limits_once_for_each_key(
     During the lookup, the memory of the expanded values counts as bytes of the body.
     """
     kept_sizes: list[int] = []
-    keep = RequestSlot.keep
+    reserve_memory = RequestSlot.reserve_memory
 
     def record_size(slot: RequestSlot, size: int) -> None:
         kept_sizes.append(size)
-        keep(slot, size)
+        reserve_memory(slot, size)
 
-    monkeypatch.setattr(RequestSlot, "keep", record_size)
+    monkeypatch.setattr(RequestSlot, "reserve_memory", record_size)
     async with run_server(tmp_path, body_limit_bytes=1 << 20, auth="none") as server:
         api = Api(server)
         table, files = await create_two_files(api)

@@ -17,7 +17,7 @@ from tests.planner.lakes.manifests import (
     Manifest,
     Style,
     build_manifest_bytes,
-    list_bytes,
+    encode_manifest_list,
 )
 from tests.planner.lakes.metrics import ColumnMetrics
 
@@ -85,7 +85,7 @@ async def append_files(
             (_write_manifest(folder, f"{snapshot_id}-{number}", part, snapshot_id, sequence, metadata, kinds), None)
         )
     path = folder / f"snap-{snapshot_id}.avro"
-    path.write_bytes(list_bytes(listed_manifests, version=2, style=STYLE, header={"format-version": "2"}))
+    path.write_bytes(encode_manifest_list(listed_manifests, version=2, style=STYLE, header={"format-version": "2"}))
     _MANIFESTS_BY_LIST[f"file://{path}"] = [manifest for manifest, _ in listed_manifests]
     snapshot = {
         "snapshot-id": snapshot_id,

@@ -22,7 +22,7 @@ T = "/api/v1/tables/db/t"
 @pytest.fixture
 async def api_with_table(api: Api) -> Api:
     """Return the API with `db.t`: 20 files in 2 manifests. File n has the ids from 10 n to 10 n + 9."""
-    await api.table()
+    await api.create_table()
     files = [build_data_file(f"file:///t/{n:02d}.parquet", low=10 * n, high=10 * n + 9) for n in range(20)]
     await append_files(api, "t", files, snapshot_id=1, manifests=2)
     return api
@@ -117,7 +117,7 @@ async def test_invalid_explain_requests_are_rejected_with_the_reason(api_with_ta
 
 
 async def test_explain_of_a_table_without_a_snapshot_has_nothing_to_plan(api: Api) -> None:
-    await api.table()
+    await api.create_table()
     explanation = await explain_table(api, where="id = 5", files=True)
     assert (explanation["snapshot-id"], explanation["files"], explanation["kept"], explanation["residuals"]) == (
         None,
@@ -164,7 +164,7 @@ async def test_explain_reports_the_files_that_the_plan_keeps(lake_api: Api, tmp_
                 assert (await lake_api("POST", "/v1/namespaces/db/register", body)).status == 200
             request = {"filter": case.filter, "snapshot-id": case.snapshot.id, "case-sensitive": case.case_sensitive}
             plan = await lake_api("POST", f"/v1/namespaces/db/tables/t{seed}/plan", request)
-            if plan.status != 200 or case.names_of_snapshot:
+            if plan.status != 200 or case.uses_names_of_snapshot:
                 continue
             explanation = await explain_table(lake_api, f"/api/v1/tables/db/t{seed}", **request, files=True, limit=1000)
             tasks = plan.json.get("file-scan-tasks", [])
@@ -173,11 +173,11 @@ async def test_explain_reports_the_files_that_the_plan_keeps(lake_api: Api, tmp_
             assert [path for path in kept_file_paths if path in planned_paths] == [
                 task["data-file"]["file-path"] for task in tasks
             ]
-            never_count = sum(
+            files_with_false_residual = sum(
                 residual["files"] for residual in explanation["residuals"] if residual["residual"] is False
             )
-            assert len(kept_file_paths) == len(planned_paths) + never_count
-            if not never_count:
+            assert len(kept_file_paths) == len(planned_paths) + files_with_false_residual
+            if not files_with_false_residual:
                 assert explanation["delete-files"] == len(plan.json.get("delete-files", [])), case
             residuals: dict[str, int] = {}
             for task in tasks:

@@ -111,7 +111,7 @@ async def test_each_reference_to_a_table_has_its_own_plan(star: Star) -> None:
 async def test_table_at_an_earlier_snapshot_is_planned_at_that_snapshot(star: Star) -> None:
     loaded_table = await star("GET", "/v1/namespaces/db/tables/fact")
     first_snapshot_id = loaded_table.json["metadata"]["current-snapshot-id"]
-    await star.fact.commit([star.fact.make_file([{"f_key": 1, "f_supplier": 1, "f_rate": 0.5, "f_name": "s"}])])
+    await star.fact.commit([star.fact.write_file([{"f_key": 1, "f_supplier": 1, "f_rate": 0.5, "f_name": "s"}])])
     tag = {"action": "set-snapshot-ref", "ref-name": "v1", "type": "tag", "snapshot-id": first_snapshot_id}
     commit_answer = await star("POST", "/v1/namespaces/db/tables/fact", {"requirements": [], "updates": [tag]})
     assert commit_answer.status == 200

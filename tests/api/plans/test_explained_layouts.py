@@ -29,7 +29,7 @@ WORDS = 26**3
 
 
 def draw_overlapping_files(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ids and the numbers of words of a table whose files cover overlapping ranges of ids.
+    """Return the ids of a table whose files cover overlapping ranges of ids, and the index of the word of each row.
 
     Both arrays have the shape [files, rows].
     """
@@ -57,9 +57,9 @@ def build_file(number: int, ids: np.ndarray, word_numbers: np.ndarray) -> DataFi
 
 
 def is_close(estimate: int, expected_files: int) -> bool:
-    """Return True if an estimate of the kept files is within the tolerance of its sample.
+    """Return True if an estimate of the kept files differs from their exact count by at most 30%, or by two files.
 
-    The exact count is that of a table which has the estimated layout. The tolerance is 30%, and at least two files.
+    The estimate comes from a sample. `expected_files` was counted in a table that has the layout.
     """
     return abs(estimate - expected_files) <= max(2, 0.3 * expected_files)
 
@@ -92,7 +92,7 @@ def count_kept_files(keys: np.ndarray, *columns: tuple[np.ndarray, float, float]
 async def test_estimate_of_a_sort_is_close_to_the_sorted_table(api: Api, case: int) -> None:
     rng = np.random.default_rng(first_seed() + case)
     ids, word_numbers = draw_overlapping_files(rng)
-    await api.table(properties=TARGET)
+    await api.create_table(properties=TARGET)
     files = [build_file(n, *rows) for n, rows in enumerate(zip(ids, word_numbers, strict=True))]
     await append_files(api, "t", files, snapshot_id=1)
     estimate_count = 0
@@ -117,7 +117,7 @@ async def test_estimate_of_a_sort_is_close_to_the_sorted_table(api: Api, case: i
 async def test_estimate_of_a_clustering_is_close_to_the_hilbert_layout(api: Api) -> None:
     rng = np.random.default_rng(first_seed() + 7)
     ids, word_numbers = rng.integers(0, 60_000, (FILES, ROWS)), rng.integers(0, WORDS, (FILES, ROWS))
-    await api.table(properties=TARGET)
+    await api.create_table(properties=TARGET)
     await append_files(api, "t", [build_file(n, ids[n], word_numbers[n]) for n in range(FILES)], snapshot_id=1)
     ranks = np.stack([np.argsort(np.argsort(values.ravel())) for values in (ids, word_numbers)], axis=1).astype(
         np.uint64
@@ -140,7 +140,7 @@ async def test_estimate_of_a_clustering_is_close_to_the_hilbert_layout(api: Api)
 
 
 async def test_values_that_a_layout_does_not_group_have_no_estimate(api: Api) -> None:
-    await api.table(properties=TARGET)
+    await api.create_table(properties=TARGET)
     ids = np.arange(FILES * ROWS).reshape(FILES, ROWS)
     files = [build_file(n, ids[n], np.array([5, 9])) for n in range(FILES)]
     await append_files(api, "t", files, snapshot_id=1)
@@ -154,7 +154,7 @@ async def test_values_that_a_layout_does_not_group_have_no_estimate(api: Api) ->
 
 
 async def test_numbers_at_the_limits_of_their_type_are_estimated(api: Api) -> None:
-    await api.table(properties=TARGET)
+    await api.create_table(properties=TARGET)
     ends = np.array([-(2**63) + 1, 2**63 - 1])
     files = [build_file(n, ends, np.array([5, 9])) for n in range(FILES)]
     await append_files(api, "t", files, snapshot_id=1)
@@ -186,7 +186,7 @@ async def test_doubles_of_any_size_are_estimated(api: Api, low: float, high: flo
         bound: An eighth of the values are below this value. None if all values are equal or nearly equal.
     """
     field = {"id": 1, "name": "d", "type": "double", "required": False}
-    await api.table(schema={"type": "struct", "schema-id": 0, "fields": [field]}, properties=TARGET)
+    await api.create_table(schema={"type": "struct", "schema-id": 0, "fields": [field]}, properties=TARGET)
     bounds = ColumnMetrics(ROWS, nulls=0, nans=0, lower=to_bytes("double", low), upper=to_bytes("double", high))
     files = [
         DataFile(

@@ -20,7 +20,15 @@ from seamark.metaserver.store.open import open_store
 from tests.api.client import SCHEMA, Answer, Api, build_property_commit
 from tests.api.plans.planned import JAVA_HEADERS, KINDS, PYICEBERG, STYLE, build_data_file
 from tests.planner.lakes.lake import DataFile
-from tests.planner.lakes.manifests import ADDED, DELETED, EXISTING, Entry, Manifest, build_manifest_bytes, list_bytes
+from tests.planner.lakes.manifests import (
+    ADDED,
+    DELETED,
+    EXISTING,
+    Entry,
+    Manifest,
+    build_manifest_bytes,
+    encode_manifest_list,
+)
 from tests.server.rig import run_server
 
 SECRET = "planted-secret"
@@ -120,7 +128,7 @@ def write_manifest(
 def write_manifest_list(path: Path, manifests: list[Manifest]) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     listing = [(manifest, None) for manifest in manifests]
-    path.write_bytes(list_bytes(listing, version=2, style=STYLE, header={"format-version": "2"}))
+    path.write_bytes(encode_manifest_list(listing, version=2, style=STYLE, header={"format-version": "2"}))
     return f"file://{path}"
 
 
@@ -192,7 +200,7 @@ async def test_confined_writer_cannot_commit_files_of_another_table(lake: TwoNam
 async def test_commit_that_names_a_file_behind_a_symbolic_link_is_rejected(lake: TwoNamespaces) -> None:
     """The server rejects it for a writer of the whole catalog and for a writer of one namespace.
 
-    If the link is created after the commit, the server does not follow it.
+    It also rejects a manifest that the writer has replaced by a link after it wrote the manifest list.
     """
     own_folder, foreign_folder = await lake.find_folder("mine"), await lake.find_folder("theirs")
     (own_folder / "data").mkdir(exist_ok=True)
@@ -466,11 +474,13 @@ async def test_path_with_dots_after_the_tables_prefix_is_not_planned(lake: TwoNa
     assert SECRET not in answer.raw.decode()
 
 
-@pytest.mark.parametrize("overwritten_file", ["manifest", "manifest list", "dots"])
-async def test_expiration_neither_deletes_nor_reads_files_of_another_table(
-    lake: TwoNamespaces, overwritten_file: str
-) -> None:
-    """Expiration deletes the files of an expired snapshot only in the table's own locations."""
+@pytest.mark.parametrize("attack", ["foreign path", "foreign path with dots", "foreign manifest"])
+async def test_expiration_neither_deletes_nor_reads_files_of_another_table(lake: TwoNamespaces, attack: str) -> None:
+    """Expiration deletes the files of an expired snapshot only in the table's own locations.
+
+    The writer commits the snapshots 7 and 8. Then it overwrites its own files so that snapshot 7 names the other
+    table's data file, or so that its manifest list names a manifest of the other table.
+    """
     own_folder, foreign_folder = await lake.find_folder("mine"), await lake.find_folder("theirs")
     metadata_folder = own_folder / "metadata"
     for number in (7, 8):
@@ -487,10 +497,10 @@ async def test_expiration_neither_deletes_nor_reads_files_of_another_table(
         path.write_bytes(b"rows")
     location = (
         f"file://{secret_file}"
-        if overwritten_file == "manifest"
+        if attack == "foreign path"
         else f"file://{own_folder}/../{foreign_folder.name}/data/{secret_file.name}"
     )
-    if overwritten_file == "manifest list":
+    if attack == "foreign manifest":
         foreign_manifest = write_manifest(
             foreign_folder / "metadata" / "m.avro", [build_data_file(f"file://{secret_file}", 1, 9)], 1, write=False
         )
@@ -507,7 +517,7 @@ async def test_expiration_neither_deletes_nor_reads_files_of_another_table(
     answer = await lake("wendy", "POST", route, body)
     assert SECRET not in answer.raw.decode()
     assert {path for path in foreign_folder.rglob("*") if path.is_file()} == paths_before
-    if overwritten_file == "manifest list":
+    if attack == "foreign manifest":
         assert answer.status == 403
         assert (own_folder / "data" / "7.parquet").exists()
     else:

@@ -83,15 +83,15 @@ async def create_star(api: Api) -> Star:
     star = Star(api)
     star.fact = await StarTable.create(api, "fact", FACT_COLUMNS)
     files = [
-        star.fact.make_file([_build_sale(100 * number + start) for start in range(0, 100, 5)]) for number in range(20)
+        star.fact.write_file([_build_sale(100 * number + start) for start in range(0, 100, 5)]) for number in range(20)
     ]
     await star.fact.commit(files)
     star.supplier = await StarTable.create(api, "supplier", SUPPLIER_COLUMNS)
     rows = [_build_supplier(number) for number in range(2000)]
-    await star.supplier.commit([star.supplier.make_file(rows[:1500]), star.supplier.make_file(rows[1500:])])
+    await star.supplier.commit([star.supplier.write_file(rows[:1500]), star.supplier.write_file(rows[1500:])])
     star.nation = await StarTable.create(api, "nation", [Col(1, "n_key", "long"), Col(2, "n_name", "string")])
     nations = [{"n_key": number, "n_name": f"n{number:02d}"} for number in range(25)]
-    await star.nation.commit([star.nation.make_file(nations)])
+    await star.nation.commit([star.nation.write_file(nations)])
     return star
 
 
@@ -153,7 +153,7 @@ async def test_only_plans_with_the_same_keys_share_a_name(star: Star) -> None:
     ] != first_name
     name_of_selective_plan = (await star.plan(build_supplier_join("s_key = 250")))["name"]
     assert name_of_selective_plan not in (first_name, (await star.plan())["name"])
-    await star.supplier.commit([star.supplier.make_file([_build_supplier(5000)])])
+    await star.supplier.commit([star.supplier.write_file([_build_supplier(5000)])])
     plan_after_commit = await star.plan(build_supplier_join("s_key BETWEEN 250 AND 749"))
     assert (plan_after_commit["name"], plan_after_commit["joins"][0]["snapshot-id"]) == (first_name, 2)
 
@@ -177,7 +177,7 @@ async def test_joined_table_is_read_at_the_requested_snapshot_and_a_commit_reads
     assert (await star.plan(build_supplier_join("s_key >= 1900")))["joins"][0]["keys"] == 100
     for file in star.supplier.data:  # The server has the columns of this table in memory.
         Path(file.path.removeprefix("file://")).unlink()
-    await star.supplier.commit([star.supplier.make_file([_build_supplier(number) for number in range(1950, 2050)])])
+    await star.supplier.commit([star.supplier.write_file([_build_supplier(number) for number in range(1950, 2050)])])
     join_report = (await star.plan(build_supplier_join("s_key >= 1900")))["joins"][0]
     assert (join_report["keys"], join_report["snapshot-id"]) == (150, 2)
     join_report = (await star.plan(build_supplier_join("s_key >= 1950", **{"snapshot-id": 1})))["joins"][0]
@@ -345,9 +345,9 @@ async def test_damaged_index_never_loses_a_file_of_a_join(tmp_path: Path, first_
 
 async def test_joined_tables_with_the_same_files_use_the_defaults_of_their_own_columns(api: Api) -> None:
     fact = await StarTable.create(api, "fact", [Col(1, "f_key", "int")])
-    await fact.commit([fact.make_file([{"f_key": 7}]), fact.make_file([{"f_key": 8}])])
+    await fact.commit([fact.write_file([{"f_key": 7}]), fact.write_file([{"f_key": 8}])])
     table = await StarTable.create(api, "one", [Col(1, "id", "int")], version=3)
-    await table.commit([table.make_file([{"id": number} for number in range(3)])])
+    await table.commit([table.write_file([{"id": number} for number in range(3)])])
     location = (await api("GET", "/v1/namespaces/db/tables/one")).json["metadata-location"]
     body = {"name": "other", "metadata-location": location}
     assert (await api("POST", "/v1/namespaces/db/register", body)).status == 200
@@ -376,10 +376,10 @@ async def test_joined_table_that_decodes_to_more_than_the_limit_is_skipped(tmp_p
     async with run_server(tmp_path, decoded_limit_bytes=1 << 20) as server:
         api = Api(server)
         fact = await StarTable.create(api, "fact", FACT_COLUMNS)
-        await fact.commit([fact.make_file([_build_sale(100 * number)]) for number in range(3)])
+        await fact.commit([fact.write_file([_build_sale(100 * number)]) for number in range(3)])
         wide_table = await StarTable.create(api, "wide", [Col(1, "w_key", "long"), Col(2, "w_text", "string")])
         await wide_table.commit(
-            [wide_table.make_file([{"w_key": key, "w_text": f"{key} " * 1000} for key in range(1000)])]
+            [wide_table.write_file([{"w_key": key, "w_text": f"{key} " * 1000} for key in range(1000)])]
         )
         join = {"table": ["db", "wide"], "on": {"f_supplier": "w_key"}, "predicate": "w_text = '5 5'"}
         answer = await api("POST", f"{OWN_ROUTES}/fact/plan-tables", {"joins": [join]})

@@ -66,7 +66,7 @@ async def test_plan_id_is_known_to_every_replica(tmp_path: Path, monkeypatch: py
     slow_planner = SlowPlanner(monkeypatch)
     async with run_server(tmp_path) as first_server, run_server(tmp_path) as second_server:
         first_api, second_api = Api(first_server), Api(second_server)
-        await first_api.table()
+        await first_api.create_table()
         await append_files(first_api, "t", build_ten_id_files(3), snapshot_id=1)
         plan_id = (await first_api("POST", f"{T}/plan", {})).json["plan-id"]
         slow_planner.may_plan.set()
@@ -147,6 +147,6 @@ async def test_server_stops_while_plans_are_running(tmp_path: Path, monkeypatch:
     SlowPlanner(monkeypatch)
     async with run_server(tmp_path, drain_timeout_s=2) as server:
         api = Api(server)
-        await api.table()
+        await api.create_table()
         await append_files(api, "t", build_ten_id_files(3), snapshot_id=1)
         assert (await api("POST", f"{T}/plan", {})).json["status"] == "submitted"

@@ -23,7 +23,7 @@ async def paging_api(tmp_path: Path) -> AsyncIterator[Api]:
     """Yield an API whose `db.t` has 30 files. The server splits an answer of more than 2 files into pages of 4."""
     async with run_server(tmp_path, plan_inline_limit=2, plan_page_size=4) as server:
         api = Api(server)
-        await api.table()
+        await api.create_table()
         await append_files(api, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
         yield api
 
@@ -81,13 +81,13 @@ async def test_any_replica_answers_a_plan_task(tmp_path: Path) -> None:
     settings = {"plan_inline_limit": 2, "plan_page_size": 10}
     async with run_server(tmp_path, **settings) as first_server, run_server(tmp_path, **settings) as second_server:
         first_api, second_api = Api(first_server), Api(second_server)
-        await first_api.table()
+        await first_api.create_table()
         await append_files(first_api, "t", build_ten_id_files(30), snapshot_id=1)
         whole_plan = await first_api("POST", f"{T}/plan", {})
         assert await read_all_pages(second_api, whole_plan) == list(range(30))
 
 
-async def test_replica_that_kept_fewer_files_answers_pages_without_loss(
+async def test_replica_that_prunes_fewer_files_answers_pages_without_loss(
     paging_api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A replica without enough time keeps files that other replicas prune.
@@ -109,7 +109,7 @@ async def test_replica_that_kept_fewer_files_answers_pages_without_loss(
 
 async def test_plan_task_is_valid_for_its_table_while_its_snapshot_exists(paging_api: Api) -> None:
     token = (await paging_api("POST", f"{T}/plan", {})).json["plan-tasks"][0]
-    await paging_api.table("u")
+    await paging_api.create_table("u")
     await append_files(paging_api, "u", build_ten_id_files(3), snapshot_id=1)
     other_answer = await paging_api("POST", "/v1/namespaces/db/tables/u/tasks", {"plan-task": token})
     assert other_answer.error[:2] == (404, "NoSuchPlanTaskException")
@@ -162,7 +162,7 @@ async def test_filter_too_long_for_tokens_is_answered_in_one_page(
     monkeypatch.setattr("seamark.metaserver.planner.scan.tokens.TOKENS_BYTES_MAX", 2_000)
     async with run_server(tmp_path, plan_inline_limit=2, plan_page_size=4) as server:
         api = Api(server)
-        await api.table()
+        await api.create_table()
         await append_files(api, "t", build_ten_id_files(30), snapshot_id=1)
         long_answer = await api("POST", f"{T}/plan", {"filter": LONG_IN_FILTER})
         assert "plan-tasks" not in long_answer.json
@@ -202,7 +202,7 @@ async def api_with_small_pages(tmp_path: Path) -> AsyncIterator[Api]:
     """Yield an API whose answers have space for about three residuals of `LONG_IN_FILTER`."""
     async with run_server(tmp_path, plan_residual_bytes=RESIDUAL_BYTES) as server:
         api = Api(server)
-        await api.table()
+        await api.create_table()
         await append_files(api, "t", build_ten_id_files(30), snapshot_id=1)
         yield api
 
@@ -241,7 +241,7 @@ async def test_client_that_filters_rows_again_gets_short_residuals_in_one_answer
 async def test_plan_tasks_with_short_residuals_are_split_when_fetched_with_complete_residuals(tmp_path: Path) -> None:
     async with run_server(tmp_path, plan_residual_bytes=RESIDUAL_BYTES, plan_inline_limit=2) as server:
         api = Api(server)
-        await api.table()
+        await api.create_table()
         await append_files(api, "t", build_ten_id_files(30), snapshot_id=1)
         short_answer = await api(
             "POST", f"{T}/plan", {"filter": LONG_IN_FILTER}, headers={**JAVA_HEADERS, **SHORT_RESIDUALS}

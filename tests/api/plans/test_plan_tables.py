@@ -50,7 +50,8 @@ class PlanApi(Api):
         """Advance the clock by `leases` times the length of the default lease."""
         self.clock.ahead_ms += round(leases * LEASE_S * 1000)
 
-    async def plan(self, table: str = "t", **body: Any) -> dict[str, Any]:
+    async def create_plan_table(self, table: str = "t", **body: Any) -> dict[str, Any]:
+        """Create a plan table: a read-only table with the files of `table` that a scan needs. Return the answer."""
         answer = await self("POST", f"{OWN_TABLES}/{table}/plan-tables", body)
         assert answer.status == 200, answer.raw
         answer_body: dict[str, Any] = answer.json
@@ -80,7 +81,7 @@ async def open_plan_api(tmp_path: Path, **arguments: Any) -> AsyncIterator[PlanA
     async with run_server(tmp_path, clock=clock, **settings, **arguments) as server:
         plan_api = PlanApi(server)
         plan_api.clock = clock
-        await plan_api.table()
+        await plan_api.create_table()
         await append_files(plan_api, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
         yield plan_api
 
@@ -91,7 +92,7 @@ def list_plan_files(tmp_path: Path) -> list[Path]:
 
 
 async def test_plan_answer_has_the_name_of_a_table_with_its_files(plan_api: PlanApi) -> None:
-    plan = await plan_api.plan(predicate="id BETWEEN 95 AND 118")
+    plan = await plan_api.create_plan_table(predicate="id BETWEEN 95 AND 118")
     now_ms = plan_api.clock.now_ms()
     name, expires_ms = plan.pop("name"), plan.pop("expires-at-ms")
     assert plan.pop("statement"), "the client reports the time of the statement by this fingerprint"
@@ -141,7 +142,7 @@ async def test_plan_answer_has_the_name_of_a_table_with_its_files(plan_api: Plan
 async def test_plan_table_lists_the_files_that_the_plan_keeps(
     plan_api: PlanApi, body: dict[str, Any], file_numbers: list[int]
 ) -> None:
-    plan = await plan_api.plan(**body)
+    plan = await plan_api.create_plan_table(**body)
     assert (plan["files"], plan["considered-files"]) == (len(file_numbers), 30)
     assert await plan_api.list_files_of_plan(plan["name"]) == file_numbers
 
@@ -152,7 +153,9 @@ async def test_no_plan_table_is_made_for_a_reader_with_an_older_schema(plan_api:
     A plan table has the current schema, in which the condition of the reader would filter the wrong column.
     """
     past_snapshot = {"snapshot-id": 1, "use-snapshot-schema": True}
-    assert await plan_api.list_files_of_plan((await plan_api.plan(predicate="id = 5", **past_snapshot))["name"]) == [0]
+    assert await plan_api.list_files_of_plan(
+        (await plan_api.create_plan_table(predicate="id = 5", **past_snapshot))["name"]
+    ) == [0]
     fields = [
         {"id": 1, "name": "data", "required": True, "type": "long"},
         {"id": 2, "name": "id", "required": False, "type": "string"},
@@ -160,14 +163,14 @@ async def test_no_plan_table_is_made_for_a_reader_with_an_older_schema(plan_api:
     schema = {"type": "struct", "schema-id": 1, "fields": fields}
     updates = [{"action": "add-schema", "schema": schema}, {"action": "set-current-schema", "schema-id": -1}]
     assert (await plan_api("POST", f"{STANDARD_TABLES}/t", {"requirements": [], "updates": updates})).status == 200
-    plan = await plan_api.plan(predicate="data = 5", **past_snapshot)
+    plan = await plan_api.create_plan_table(predicate="data = 5", **past_snapshot)
     assert (plan["name"], plan["snapshot-id"]) == (None, 1)
-    assert await plan_api.list_files_of_plan((await plan_api.plan(predicate="data = 5"))["name"]) == [0]
+    assert await plan_api.list_files_of_plan((await plan_api.create_plan_table(predicate="data = 5"))["name"]) == [0]
 
 
 async def test_table_without_a_snapshot_has_no_plan_table(plan_api: PlanApi) -> None:
-    await plan_api.table("empty")
-    plan = await plan_api.plan("empty", predicate="id = 5")
+    await plan_api.create_table("empty")
+    plan = await plan_api.create_plan_table("empty", predicate="id = 5")
     assert plan["name"] is None
     assert (plan["snapshot-id"], plan["files"], plan["considered-files"], plan["expires-at-ms"]) == (None, 0, 0, None)
 
@@ -198,22 +201,22 @@ async def test_no_plan_table_is_made_when_the_plan_keeps_more_than_the_requested
 ) -> None:
     # The plan keeps a third of the files.
     for share in (0.0, 0.3, 0.32):
-        plan = await plan_api.plan(predicate="id < 100", **{"kept-max": share})
+        plan = await plan_api.create_plan_table(predicate="id < 100", **{"kept-max": share})
         assert (plan["files"], plan["name"], plan["expires-at-ms"]) == (10, None, None), share
         assert list_plan_files(tmp_path) == []
     for share in (0.34, 1.0):
-        plan = await plan_api.plan(predicate="id < 100", **{"kept-max": share})
+        plan = await plan_api.create_plan_table(predicate="id < 100", **{"kept-max": share})
         assert plan["files"] == 10
         assert None not in (plan["name"], plan["expires-at-ms"]), share
     # The same plan exists since the request with 0.34, but its name is not in the answer to a request with 0.2.
-    assert (await plan_api.plan(predicate="id < 100", **{"kept-max": 0.2}))["name"] is None
-    assert (await plan_api.plan(predicate="id < -5", **{"kept-max": 0.0}))["name"] is not None
+    assert (await plan_api.create_plan_table(predicate="id < 100", **{"kept-max": 0.2}))["name"] is None
+    assert (await plan_api.create_plan_table(predicate="id < -5", **{"kept-max": 0.0}))["name"] is not None
 
 
 async def test_no_plan_table_is_made_when_it_would_rewrite_more_entries_than_the_limit(tmp_path: Path) -> None:
     async with run_server(tmp_path, plan_table_files_limit=4) as server:
         api = Api(server)
-        await api.table()
+        await api.create_table()
         await append_files(api, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
         for predicate, is_listed in (("id < 40", True), ("id < 50", False), ("id < 100", True), ("id < 150", False)):
             body = (await api("POST", f"{OWN_TABLES}/t/plan-tables", {"predicate": predicate})).json
@@ -225,15 +228,16 @@ async def test_no_plan_table_is_made_when_it_would_rewrite_more_entries_than_the
 async def test_reader_that_a_plan_table_would_mislead_gets_the_reason_instead(
     tmp_path: Path, limits: dict[str, int]
 ) -> None:
-    """A reader that hides partitions would miss files with rows of its query if it read the plan table.
+    """A plan table is a read-only table with the files of a scan plan.
 
-    The server makes no plan table for it, and names the exhausted limits, so the reader reads the table itself.
+    DuckDB, which requests `hide-partitions`, would skip files with rows of its query in the partitioned table. Here a
+    limit prevents a plan table. The answer then names this limit in the field `misread`.
     """
     field = {"name": "p", "transform": "truncate[10]", "source-id": 1, "field-id": 1000}
     async with run_server(tmp_path, **limits) as server:
         api = Api(server)
         for table, spec in (("partitioned", {"fields": [field]}), ("plain", {"fields": []})):
-            await api.table(table, **{"partition-spec": spec})
+            await api.create_table(table, **{"partition-spec": spec})
             await append_files(api, table, build_ten_id_files(30), snapshot_id=1, manifests=3)
             body = {"predicate": "id < 50", "hide-partitions": True}
             plan = (await api("POST", f"{OWN_TABLES}/{table}/plan-tables", body)).json
@@ -249,7 +253,7 @@ async def test_reader_that_a_plan_table_would_mislead_gets_the_reason_instead(
 async def test_number_of_plan_tables_is_limited_by_the_setting(tmp_path: Path) -> None:
     async with run_server(tmp_path, plan_tables_limit=2) as server:
         api = Api(server)
-        await api.table()
+        await api.create_table()
         await append_files(api, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
         plans = [
             (await api("POST", f"{OWN_TABLES}/t/plan-tables", {"predicate": f"id = {n}"})).json for n in (5, 15, 25, 5)
@@ -260,15 +264,15 @@ async def test_number_of_plan_tables_is_limited_by_the_setting(tmp_path: Path) -
 
 
 async def test_identical_plans_share_a_name_and_its_files(plan_api: PlanApi, tmp_path: Path) -> None:
-    first_plan = await plan_api.plan(predicate="id = 5")
+    first_plan = await plan_api.create_plan_table(predicate="id = 5")
     files = list_plan_files(tmp_path)
     assert len(files) == 3
-    assert await plan_api.plan(filter=EQ_5) == first_plan
-    assert await plan_api.plan(predicate="5 = id", **{"snapshot-id": 1}) == first_plan
+    assert await plan_api.create_plan_table(filter=EQ_5) == first_plan
+    assert await plan_api.create_plan_table(predicate="5 = id", **{"snapshot-id": 1}) == first_plan
     assert list_plan_files(tmp_path) == files
-    assert (await plan_api.plan(predicate="id = 6"))["name"] != first_plan["name"]
+    assert (await plan_api.create_plan_table(predicate="id = 6"))["name"] != first_plan["name"]
     await append_files(plan_api, "t", build_ten_id_files(30)[:1], snapshot_id=2, parent=1)
-    assert (await plan_api.plan(predicate="id = 5", **{"snapshot-id": 1}))["name"] != first_plan["name"], (
+    assert (await plan_api.create_plan_table(predicate="id = 5", **{"snapshot-id": 1}))["name"] != first_plan["name"], (
         "other metadata"
     )
 
@@ -279,13 +283,13 @@ async def test_incomplete_plan_is_not_shared(tmp_path: Path) -> None:
     If such a plan were shared, later requests would get too many files as long as any reader renews the plan.
     """
     async with open_plan_api(tmp_path, plan_time_budget_s=0) as plan_api:
-        plans = [await plan_api.plan(predicate="id = 5") for _ in range(3)]
+        plans = [await plan_api.create_plan_table(predicate="id = 5") for _ in range(3)]
         assert len({plan["name"] for plan in plans}) == 3
         assert [await plan_api.list_files_of_plan(plan["name"]) for plan in plans] == [list(range(30))] * 3
 
 
 async def test_concurrent_identical_requests_make_one_plan(plan_api: PlanApi, tmp_path: Path) -> None:
-    plans = await asyncio.gather(*(plan_api.plan(predicate="id = 5") for _ in range(20)))
+    plans = await asyncio.gather(*(plan_api.create_plan_table(predicate="id = 5") for _ in range(20)))
     assert len({plan["name"] for plan in plans}) == 1
     assert len(list_plan_files(tmp_path)) == 3
 
@@ -296,7 +300,7 @@ async def test_concurrent_requests_for_one_plan_leave_one_set_of_files(plan_api:
     The files of a plan are a metadata file, a manifest list and a manifest.
     """
     plans = await asyncio.gather(
-        *(plan_api.plan(predicate="id = 5", **{"lease-s": 100 + number}) for number in range(8))
+        *(plan_api.create_plan_table(predicate="id = 5", **{"lease-s": 100 + number}) for number in range(8))
     )
     (name,) = {plan["name"] for plan in plans}
     assert len(list_plan_files(tmp_path)) == 3
@@ -305,7 +309,7 @@ async def test_concurrent_requests_for_one_plan_leave_one_set_of_files(plan_api:
 
 
 async def test_plan_table_name_is_valid_until_its_lease_ends(plan_api: PlanApi) -> None:
-    plan = await plan_api.plan(predicate="id = 5")
+    plan = await plan_api.create_plan_table(predicate="id = 5")
     plan_api.clock.ahead_ms += (LEASE_S - 2) * 1000
     assert (await plan_api("HEAD", f"{STANDARD_TABLES}/{plan['name']}")).status == 204
     tag = (await plan_api("GET", f"{STANDARD_TABLES}/{plan['name']}")).headers["ETag"]
@@ -320,23 +324,23 @@ async def test_plan_table_name_is_valid_until_its_lease_ends(plan_api: PlanApi) 
 
 async def test_lease_has_the_requested_length_up_to_the_limit(plan_api: PlanApi) -> None:
     for requested_s, granted_s in ((7, 7), (3600, 3600), (10**6, 3600)):
-        plan = await plan_api.plan(predicate=f"id = {requested_s}", **{"lease-s": requested_s})
+        plan = await plan_api.create_plan_table(predicate=f"id = {requested_s}", **{"lease-s": requested_s})
         assert abs(plan["expires-at-ms"] - plan_api.clock.now_ms() - granted_s * 1000) < 1000
 
 
 async def test_requested_plan_is_renewed_after_half_of_its_lease(plan_api: PlanApi, tmp_path: Path) -> None:
-    plan = await plan_api.plan(predicate="id = 5")
+    plan = await plan_api.create_plan_table(predicate="id = 5")
     files = list_plan_files(tmp_path)
     plan_api.advance_leases(0.4)
-    assert await plan_api.plan(predicate="id = 5") == plan
+    assert await plan_api.create_plan_table(predicate="id = 5") == plan
     plan_api.advance_leases(0.2)
-    second_plan = await plan_api.plan(predicate="id = 5")
+    second_plan = await plan_api.create_plan_table(predicate="id = 5")
     assert second_plan["name"] == plan["name"]
     assert second_plan["expires-at-ms"] >= plan["expires-at-ms"] + 0.5 * LEASE_S * 1000
     plan_api.advance_leases(1.1)
     assert (await plan_api("HEAD", f"{STANDARD_TABLES}/{plan['name']}")).status == 404
     # The plan's files still exist, so another lease reuses them.
-    plan_under_a_new_lease = await plan_api.plan(predicate="id = 5")
+    plan_under_a_new_lease = await plan_api.create_plan_table(predicate="id = 5")
     assert plan_under_a_new_lease["name"] == plan["name"]
     assert list_plan_files(tmp_path) == files
     assert await plan_api.list_files_of_plan(plan_under_a_new_lease["name"]) == [0]
@@ -344,9 +348,9 @@ async def test_requested_plan_is_renewed_after_half_of_its_lease(plan_api: PlanA
 
 async def test_plan_name_can_be_renewed_after_any_change_to_its_table(plan_api: PlanApi, tmp_path: Path) -> None:
     """A waiting statement renews the name, because a repeated request after a commit would make another plan."""
-    name = (await plan_api.plan(predicate="id = 5"))["name"]
+    name = (await plan_api.create_plan_table(predicate="id = 5"))["name"]
     await append_files(plan_api, "t", build_ten_id_files(31)[30:], snapshot_id=2, parent=1)
-    assert (await plan_api.plan(predicate="id = 5", **{"snapshot-id": 1}))["name"] != name
+    assert (await plan_api.create_plan_table(predicate="id = 5", **{"snapshot-id": 1}))["name"] != name
     for _ in range(4):
         plan_api.advance_leases(0.9)
         answer = await plan_api("POST", f"{OWN_TABLES}/{name}/lease", {"lease-s": LEASE_S})
@@ -358,7 +362,7 @@ async def test_plan_name_can_be_renewed_after_any_change_to_its_table(plan_api: 
     assert (await plan_api("POST", f"{OWN_TABLES}/{name}/lease", {})).status == 200
     assert await plan_api.list_files_of_plan(name) == [0]
     plan_api.clock.ahead_ms += (LEASE_S + GRACE_S + 1) * 1000
-    await plan_api.server.components.housekeeping.round()
+    await plan_api.server.components.housekeeping.run_round()
     for table_name in (name, UNKNOWN_PLAN_NAME, "t", "nosuch"):
         assert (await plan_api("POST", f"{OWN_TABLES}/{table_name}/lease", {})).error[:2] == (
             404,
@@ -374,59 +378,59 @@ async def test_plan_name_can_be_renewed_after_any_change_to_its_table(plan_api: 
 async def test_files_are_deleted_after_the_lease_and_the_plan_can_be_made_again(
     plan_api: PlanApi, tmp_path: Path
 ) -> None:
-    plan = await plan_api.plan(predicate="id = 5")
-    other_plan = await plan_api.plan(predicate="id = 15", **{"lease-s": 1000})
+    plan = await plan_api.create_plan_table(predicate="id = 5")
+    other_plan = await plan_api.create_plan_table(predicate="id = 15", **{"lease-s": 1000})
     plan_api.clock.ahead_ms += (LEASE_S + GRACE_S - 1) * 1000
-    assert (await plan_api.server.components.housekeeping.round())["plan_tables_cleaned"] == 0
+    assert (await plan_api.server.components.housekeeping.run_round())["plan_tables_cleaned"] == 0
     assert len(list_plan_files(tmp_path)) == 6
     plan_api.clock.ahead_ms += 2000
-    assert (await plan_api.server.components.housekeeping.round())["plan_tables_cleaned"] == 1
+    assert (await plan_api.server.components.housekeeping.run_round())["plan_tables_cleaned"] == 1
     assert len(list_plan_files(tmp_path)) == 3
     assert await plan_api.list_files_of_plan(other_plan["name"]) == [1]
     assert await plan_api.server.components.store.list_retired_plan_tables(None, 10) == []
-    second_plan = await plan_api.plan(predicate="id = 5")
+    second_plan = await plan_api.create_plan_table(predicate="id = 5")
     assert second_plan["name"] == plan["name"]
     assert await plan_api.list_files_of_plan(second_plan["name"]) == [0]
     assert len(list_plan_files(tmp_path)) == 6
 
 
 async def test_plan_whose_files_are_about_to_be_deleted_is_made_anew(plan_api: PlanApi, tmp_path: Path) -> None:
-    plan = await plan_api.plan(predicate="id = 5")
+    plan = await plan_api.create_plan_table(predicate="id = 5")
     plan_files_before = set(list_plan_files(tmp_path))
     plan_api.clock.ahead_ms += (LEASE_S + GRACE_S + 1) * 1000
     objects, delete = plan_api.server.components.objects, plan_api.server.components.objects.delete
 
     async def plan_again_and_delete(location: str) -> None:
         objects.delete = delete  # type: ignore[method-assign]
-        second_plan = await plan_api.plan(predicate="id = 5")
+        second_plan = await plan_api.create_plan_table(predicate="id = 5")
         assert second_plan["name"] == plan["name"]
         await delete(location)
 
     objects.delete = plan_again_and_delete  # type: ignore[method-assign]
-    assert (await plan_api.server.components.housekeeping.round())["plan_tables_cleaned"] == 1
+    assert (await plan_api.server.components.housekeeping.run_round())["plan_tables_cleaned"] == 1
     assert plan_files_before.isdisjoint(list_plan_files(tmp_path))
     assert await plan_api.list_files_of_plan(plan["name"]) == [0]
 
 
 async def test_plan_table_name_is_valid_only_for_the_table_that_was_planned(plan_api: PlanApi) -> None:
-    plan = await plan_api.plan(predicate="id = 5")
+    plan = await plan_api.create_plan_table(predicate="id = 5")
     path = f"{STANDARD_TABLES}/{plan['name']}"
     assert (await plan_api("DELETE", f"{STANDARD_TABLES}/t")).status == 204
     assert (await plan_api("GET", path)).error[:2] == (404, "NoSuchTableException")
-    await plan_api.table()
+    await plan_api.create_table()
     assert (await plan_api("GET", path)).error[:2] == (404, "NoSuchTableException")
     await append_files(plan_api, "t", build_ten_id_files(3), snapshot_id=1)
-    new_plan = await plan_api.plan(predicate="id = 5")
+    new_plan = await plan_api.create_plan_table(predicate="id = 5")
     assert new_plan["name"] != plan["name"]
     assert await plan_api.list_files_of_plan(new_plan["name"]) == [0]
     body = {"source": {"namespace": ["db"], "name": "t"}, "destination": {"namespace": ["db"], "name": "moved"}}
     assert (await plan_api("POST", "/v1/tables/rename", body)).status == 204
     assert (await plan_api("GET", f"{STANDARD_TABLES}/{new_plan['name']}")).error[:2] == (404, "NoSuchTableException")
-    assert (await plan_api.plan("moved", predicate="id = 5"))["name"].startswith("moved~plan~")
+    assert (await plan_api.create_plan_table("moved", predicate="id = 5"))["name"].startswith("moved~plan~")
 
 
 async def test_plan_table_survives_commits_and_the_expiry_of_its_snapshot(plan_api: PlanApi) -> None:
-    plan = await plan_api.plan(predicate="id = 5")
+    plan = await plan_api.create_plan_table(predicate="id = 5")
     await append_files(plan_api, "t", build_ten_id_files(31)[30:], snapshot_id=2, parent=1)
     assert await plan_api.list_files_of_plan(plan["name"]) == [0]
     removal = {"requirements": [], "updates": [{"action": "remove-snapshots", "snapshot-ids": [1]}]}
@@ -437,21 +441,23 @@ async def test_plan_table_survives_commits_and_the_expiry_of_its_snapshot(plan_a
 
 
 async def test_plan_table_of_a_mixed_case_table_has_a_lower_case_name(plan_api: PlanApi) -> None:
-    await plan_api.table("Größe T")
+    await plan_api.create_table("Größe T")
     await append_files(plan_api, "Gr%C3%B6%C3%9Fe%20T", build_ten_id_files(3), snapshot_id=1)
-    plan = await plan_api.plan("Gr%C3%B6%C3%9Fe%20T", predicate="id = 15")
+    plan = await plan_api.create_plan_table("Gr%C3%B6%C3%9Fe%20T", predicate="id = 15")
     assert plan["name"].startswith("größe t~plan~")
     loaded_table = await plan_api(
         "GET", f"{STANDARD_TABLES}/gr%C3%B6%C3%9Fe%20t~plan~{plan['name'].rpartition('~')[2]}"
     )
     assert list_file_numbers(loaded_table.json) == [1]
-    await plan_api.table("x" * 250)
+    await plan_api.create_table("x" * 250)
     await append_files(plan_api, "x" * 250, build_ten_id_files(3), snapshot_id=1)
-    assert (await plan_api.plan("x" * 250, predicate="id = 15"))["name"] is None, "the name would be too long"
+    assert (await plan_api.create_plan_table("x" * 250, predicate="id = 15"))["name"] is None, (
+        "the name would be too long"
+    )
 
 
 async def test_client_with_server_side_planning_can_plan_a_plan_table(plan_api: PlanApi) -> None:
-    plan = await plan_api.plan(predicate="id < 100")
+    plan = await plan_api.create_plan_table(predicate="id < 100")
     answer = await plan_api(
         "POST", f"{STANDARD_TABLES}/{plan['name']}/plan", {"filter": {"type": "gt", "term": "id", "value": 75}}
     )
@@ -460,21 +466,21 @@ async def test_client_with_server_side_planning_can_plan_a_plan_table(plan_api: 
 
 
 async def test_reports_on_a_plan_table_are_stored_for_its_table(plan_api: PlanApi) -> None:
-    plan = await plan_api.plan(predicate="id = 5")
+    plan = await plan_api.create_plan_table(predicate="id = 5")
     report = {"report-type": "scan-report", "table-name": "t", "snapshot-id": 1, "filter": True, "metrics": {}}
     assert (await plan_api("POST", f"{STANDARD_TABLES}/{plan['name']}/metrics", report)).status == 204
     assert len((await plan_api("GET", f"{OWN_TABLES}/t/metrics")).json["reports"]) == 1
 
 
 async def test_plan_tables_are_never_listed(plan_api: PlanApi) -> None:
-    plan = await plan_api.plan(predicate="id = 5")
+    plan = await plan_api.create_plan_table(predicate="id = 5")
     assert [identifier["name"] for identifier in (await plan_api("GET", STANDARD_TABLES)).json["identifiers"]] == ["t"]
     assert (await plan_api("GET", "/v1/namespaces/db/views")).json["identifiers"] == []
     assert plan["name"] not in (await plan_api("GET", "/api/v1/timeline")).raw.decode()
 
 
 async def test_requests_that_change_or_create_a_table_with_a_plan_name_are_rejected(plan_api: PlanApi) -> None:
-    name = (await plan_api.plan(predicate="id = 5"))["name"]
+    name = (await plan_api.create_plan_table(predicate="id = 5"))["name"]
     table_request = {"name": UNKNOWN_PLAN_NAME, "schema": SCHEMA}
     view_request = {**table_request, "view-version": VIEW_VERSION, "properties": {}}
     loaded_table = await plan_api.load("t")
@@ -524,12 +530,13 @@ async def test_dropped_table_cannot_be_restored_under_a_plan_name(plan_api: Plan
 
 
 async def test_plan_of_a_plan_table_is_rejected(plan_api: PlanApi) -> None:
-    plan = await plan_api.plan(predicate="id < 100")
+    plan = await plan_api.create_plan_table(predicate="id < 100")
     answer = await plan_api("POST", f"{OWN_TABLES}/{plan['name']}/plan-tables", {"predicate": "id = 5"})
     assert answer.error[:2] == (404, "NoSuchTableException")
 
 
 async def test_plan_table_requires_the_same_rights_as_its_table(tmp_path: Path) -> None:
+    """A plan table is a read-only table with the files of a scan plan. Its name is `t~plan~` and a digest."""
     secrets, clock = {}, SystemClock()
     grants = {"root": [Grant("root", "admin")], "rita": [Grant("rita", "reader", ("db",))], "nobody": []}
     grants["tess"] = [Grant("tess", "browse", ("db",))]
@@ -539,7 +546,7 @@ async def test_plan_table_requires_the_same_rights_as_its_table(tmp_path: Path) 
         await store.transact([SaveGrant(Grant("tess", "read", ("db",), "table", "t"))])
     async with run_server(tmp_path, auth="token") as server:
         root, rita, nobody, tess = (UserApi(server, secrets[name]) for name in grants)
-        await root.table()
+        await root.create_table()
         await append_files(root, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
         answer = await rita("POST", f"{OWN_TABLES}/t/plan-tables", {"predicate": "id = 5"})
         assert answer.status == 200, "a reader's right"
@@ -555,7 +562,7 @@ async def test_plan_table_requires_the_same_rights_as_its_table(tmp_path: Path) 
         ):
             refusal = (await nobody(method, path, body)).error
             assert refusal[:2] == (403, "ForbiddenException")
-            assert (await tess(method, path, body)).status in (200, 204), "the right to read only the table"
+            assert (await tess(method, path, body)).status in (200, 204), "tess may read only the table t"
         error_by_plan = (await nobody("GET", f"{STANDARD_TABLES}/{name}")).error
         assert error_by_plan == (await nobody("GET", f"{STANDARD_TABLES}/t")).error
         assert (await nobody("HEAD", f"{STANDARD_TABLES}/{name}")).status == 403
@@ -564,9 +571,9 @@ async def test_plan_table_requires_the_same_rights_as_its_table(tmp_path: Path) 
 
 
 async def test_purge_deletes_unknown_files_of_plan_tables(plan_api: PlanApi, tmp_path: Path) -> None:
-    await plan_api.plan(predicate="id = 5")
+    await plan_api.create_plan_table(predicate="id = 5")
     (list_plan_files(tmp_path)[0].parent / "left-by-a-crash.avro").write_bytes(b"Obj")
     assert (await plan_api("DELETE", f"{STANDARD_TABLES}/t?purgeRequested=true")).status == 204
     plan_api.clock.ahead_ms += 30 * 86_400_000
-    await plan_api.server.components.housekeeping.round()
+    await plan_api.server.components.housekeeping.run_round()
     assert list_plan_files(tmp_path) == []

@@ -197,7 +197,11 @@ OUTER_VIEW_TEXT = "SELECT id FROM db.\"V\" WHERE data <> 'x' "
 
 
 async def build_outer_view_request(api: Api, inner_name: str) -> dict[str, Any]:
-    """Return the body of a request for a plan view of `w` that reads the plan view `inner_name` of `v`."""
+    """Return the body of a request for a plan view of `w`, a view of `v`.
+
+    A plan view is a copy of a view that reads stored plans instead of tables. The plan view of `w` reads the plan view
+    `inner_name` of `v`.
+    """
     await api.view("w", **{"view-version": build_version(OUTER_VIEW_TEXT)})
     location = (await api("GET", f"{VIEWS}/w")).json["metadata-location"]
     position = OUTER_VIEW_TEXT.index("db.")
@@ -241,7 +245,11 @@ async def test_plan_view_can_replace_only_the_view_that_it_was_created_for(plan_
 
 @pytest.mark.slow
 async def test_change_of_a_view_removes_its_plan_view_but_not_outer_plan_views(plan_api: PlanApi) -> None:
-    """The outer plan view then names a missing view: Trino fails, and the proxy runs the statement without plans."""
+    """A plan view is a copy of a view that reads stored plans. The outer one, of the view `w`, reads the one of `v`.
+
+    After the change, the outer plan view names a missing view: Trino fails, and the proxy runs the statement without
+    plans.
+    """
     await plan_api.view(**{"view-version": build_version()}, properties=OWNER_PROPERTIES)
     inner_name = await make_plan_view(plan_api)
     body = await build_outer_view_request(plan_api, inner_name)
@@ -276,7 +284,7 @@ async def test_plan_views_have_the_same_leases_and_files_as_plan_tables(plan_api
     plan_api.advance_leases(0.2)
     assert (await plan_api("GET", f"{VIEWS}/{name}")).status == 404
     plan_api.clock.ahead_ms += GRACE_S * 1000
-    await plan_api.server.components.housekeeping.round()
+    await plan_api.server.components.housekeeping.run_round()
     assert list_plan_files(tmp_path) == []
     assert (await plan_api("GET", f"{VIEWS}/{await make_plan_view(plan_api)}")).status == 200
 
@@ -322,7 +330,7 @@ async def test_making_a_plan_view_requires_rights_to_change_the_view_and_read_it
     async with run_server(tmp_path, auth="token") as server:
         apis = {name: UserApi(server, secret) for name, secret in secrets.items()}
         root = apis["root"]
-        await root.table()
+        await root.create_table()
         await append_files(root, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
         await root.view(**{"view-version": build_version()})
         body = await build_view_request(root)
@@ -362,7 +370,7 @@ async def test_no_user_can_add_a_condition_that_runs_with_another_users_rights(t
             secrets[name] = await create_token(store, clock, name, ttl_s=None, grants=[grant])
     async with run_server(tmp_path, auth="token") as server:
         root, wendy = (UserApi(server, secrets[name]) for name in ("root", "wendy"))
-        await root.table()
+        await root.create_table()
         await append_files(root, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
         subquery = '"id" = 5 OR id IN (SELECT id FROM theirs.secret)'
         for owner, may_write in (("anna", False), ("wendy", True), (None, True)):

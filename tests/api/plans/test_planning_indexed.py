@@ -43,7 +43,7 @@ async def paging_api(tmp_path: Path) -> AsyncIterator[Api]:
     """
     async with run_server(tmp_path, plan_inline_limit=2, plan_page_size=4, index_wait_s=20.0) as server:
         api = Api(server)
-        await api.table()
+        await api.create_table()
         await append_files(api, "t", build_ten_id_files(FILE_COUNT), snapshot_id=1, manifests=3)
         await define_index(api, kind="bitmap", columns=["id"])
         yield api
@@ -52,7 +52,7 @@ async def paging_api(tmp_path: Path) -> AsyncIterator[Api]:
 async def build_index_file(api: Api, file_numbers: range) -> Path:
     """Build and register an index file of the data files with these numbers, and return its path.
 
-    By the index, their rows have only even ids.
+    The index states that their rows have only even ids.
     """
     build = await begin_build(api)
     term = Term(1, "id", "identity", "long", "long")

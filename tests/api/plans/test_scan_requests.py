@@ -33,6 +33,7 @@ from tests.planner.lakes.metrics import ColumnMetrics
 from tests.server.rig import run_server
 
 FILE_COUNT = 12
+TABLES = "/v1/namespaces/db/tables"
 SHORT_RESIDUALS = {**JAVA_HEADERS, "X-Seamark-Residuals": "short"}
 ALL_COLUMNS = {"select": ["id", "data"]}
 ONE_COLUMN = {"select": ["id"]}
@@ -49,7 +50,7 @@ async def indexed_api(tmp_path: Path) -> AsyncIterator[Api]:
     """
     async with run_server(tmp_path, plan_inline_limit=2, plan_page_size=4, index_wait_s=20.0) as server:
         api = Api(server)
-        await api.table()
+        await api.create_table()
         await append_files(api, "t", build_ten_id_files(FILE_COUNT), snapshot_id=1)
         await define_index(api, kind="bitmap", columns=["id"])
         build = await begin_build(api)
@@ -104,7 +105,11 @@ async def test_no_file_is_added_when_statistics_keep_none_or_a_file_remains(inde
 
 
 async def test_lists_that_iceberg_does_not_compare_with_bounds_count_as_not_pruned(indexed_api: Api) -> None:
-    """With more than 200 values, Iceberg's library keeps every file, and refuses to delete it."""
+    """A request for all columns may be Spark's check whether it can delete whole files.
+
+    Iceberg's library then compares the filter with the statistics of all files, but not a list of more than 200 values,
+    and fails because it keeps every file. So the server adds a file that prevents this kind of delete.
+    """
     filter_of_201_values = {"type": "in", "term": "id", "values": list(range(5000, 5201))}
     assert await plan_numbers(indexed_api, filter_of_201_values, JAVA_HEADERS, **ALL_COLUMNS) == [0]
     assert await plan_numbers(indexed_api, filter_of_201_values, JAVA_HEADERS, **ONE_COLUMN) == []
@@ -115,8 +120,9 @@ async def test_lists_that_iceberg_does_not_compare_with_bounds_count_as_not_prun
 async def test_residual_skips_no_row_group_if_the_client_may_rewrite_the_file(indexed_api: Api) -> None:
     """A client that rewrites a file must read all of its rows, also those that do not match the filter.
 
-    Iceberg's Java library does not tell the server so (`ignoreResiduals`), and its reader skips row groups by the
-    residual. Rows would be lost. It cannot skip row groups by a condition on the transform `identity`.
+    The selected columns show that a client may rewrite files, because Iceberg's Java library does not send its option
+    `ignoreResiduals`. Its reader skips row groups in which no row satisfies the residual, so rows would be lost. It
+    cannot skip row groups by a condition on the transform `identity`.
     """
     plain_filter = {"type": "eq", "term": "id", "value": 14}
     identity_filter = {**plain_filter, "term": {"type": "transform", "transform": "identity", "term": "id"}}
@@ -151,16 +157,16 @@ async def test_residual_skips_no_row_group_if_the_client_may_rewrite_the_file(in
 async def test_orc_files_that_may_be_rewritten_have_no_residual(api_with_files: Api) -> None:
     """Iceberg's ORC reader skips rows by predicates on transforms too, so the residual of an ORC file is true.
 
-    A client that rewrites a file must read all of its rows.
+    A scan of all columns may be the start of a rewrite, which must read all rows of its files.
     """
-    await api_with_files.table("mixed")
+    await api_with_files.create_table("mixed")
     files = [
         build_data_file("file:///t/data/0.parquet", low=0, high=9),
         replace(build_data_file("file:///t/data/1.orc", low=0, high=9), format="ORC"),
     ]
     await append_files(api_with_files, "mixed", files, snapshot_id=7)
     answer = await api_with_files(
-        "POST", f"{T[:-1]}mixed/plan", {"filter": {**ODD_ID_FILTER, "value": 4}, **ALL_COLUMNS}, headers=JAVA_HEADERS
+        "POST", f"{TABLES}/mixed/plan", {"filter": {**ODD_ID_FILTER, "value": 4}, **ALL_COLUMNS}, headers=JAVA_HEADERS
     )
     residuals_by_format = {
         task["data-file"]["file-format"]: task["residual-filter"] for task in answer.json["file-scan-tasks"]
@@ -172,7 +178,7 @@ async def test_orc_files_that_may_be_rewritten_have_no_residual(api_with_files: 
 async def test_nested_columns_and_columns_of_another_schema_count_as_all_columns(api_with_files: Api) -> None:
     struct = {"type": "struct", "fields": [{"id": 4, "name": "a", "required": False, "type": "int"}]}
     fields = [*SCHEMA["fields"], {"id": 3, "name": "st", "required": False, "type": struct}]
-    await api_with_files.table("deep", schema={**SCHEMA, "fields": fields})
+    await api_with_files.create_table("deep", schema={**SCHEMA, "fields": fields})
     await append_files(api_with_files, "deep", build_ten_id_files(1), snapshot_id=7)
     residual_terms = []
     for select in (["id", "data", "st", "st.a"], ["id", "data", "st"], ["id", "data"]):
@@ -182,7 +188,7 @@ async def test_nested_columns_and_columns_of_another_schema_count_as_all_columns
             "snapshot-id": 7,
             "use-snapshot-schema": True,
         }
-        answer = await api_with_files("POST", f"{T[:-1]}deep/plan", body, headers=JAVA_HEADERS)
+        answer = await api_with_files("POST", f"{TABLES}/deep/plan", body, headers=JAVA_HEADERS)
         residual_terms.append(answer.json["file-scan-tasks"][0]["residual-filter"]["term"])
     assert residual_terms[1:] == ["id", "id"]
     assert residual_terms[0]["transform"] == "identity"
@@ -193,10 +199,10 @@ async def test_nested_columns_and_columns_of_another_schema_count_as_all_columns
             {"action": "set-current-schema", "schema-id": -1},
         ],
     }
-    assert (await api_with_files("POST", f"{T[:-1]}deep", schema_update)).status == 200
+    assert (await api_with_files("POST", f"{TABLES}/deep", schema_update)).status == 200
     body = {"filter": {**ODD_ID_FILTER, "value": 4}, "select": ["id", "data"]}
     for parameters in ({}, {"snapshot-id": 7, "use-snapshot-schema": True}):
-        answer = await api_with_files("POST", f"{T[:-1]}deep/plan", {**body, **parameters}, headers=JAVA_HEADERS)
+        answer = await api_with_files("POST", f"{TABLES}/deep/plan", {**body, **parameters}, headers=JAVA_HEADERS)
         assert answer.json["file-scan-tasks"][0]["residual-filter"]["term"] != "id", parameters
 
 
@@ -208,7 +214,7 @@ NAN_COUNTS = (0, 1, 10, None)
 async def doubles_api(api_with_files: Api) -> Api:
     """Return the API with `db.doubles`. All numbers in its files that are not NaN are between 0 and 1."""
     double_field = {"id": 1, "name": "x", "required": False, "type": "double"}
-    await api_with_files.table("doubles", schema={**SCHEMA, "fields": [double_field, SCHEMA["fields"][1]]})
+    await api_with_files.create_table("doubles", schema={**SCHEMA, "fields": [double_field, SCHEMA["fields"][1]]})
     files = []
     for number, nan_count in enumerate(NAN_COUNTS):
         # A file whose 10 rows are all NaN has no bounds.
@@ -225,7 +231,7 @@ async def test_files_with_nan_are_kept_for_clients_where_nan_is_the_greatest_val
     def build_comparison(op: str, value: float) -> dict[str, Any]:
         return {"type": op, "term": "x", "value": value}
 
-    path = f"{T[:-1]}doubles/plan"
+    path = f"{TABLES}/doubles/plan"
     range_filter = {"type": "and", "left": build_comparison("gt", 3.0), "right": build_comparison("lt", 9.0)}
     for filter, kept_files in (
         (build_comparison("gt", 3.0), [1, 2, 3]),
@@ -261,7 +267,7 @@ async def test_residual_tests_for_nan_only_in_files_that_may_have_it(doubles_api
     """
     plain_filter = {"type": "gt", "term": "x", "value": 0.5}
     filter_with_nan_test = {"type": "or", "left": plain_filter, "right": {"type": "is-nan", "term": "x"}}
-    answer = await doubles_api("POST", f"{T[:-1]}doubles/plan", {"filter": plain_filter}, headers=JAVA_HEADERS)
+    answer = await doubles_api("POST", f"{TABLES}/doubles/plan", {"filter": plain_filter}, headers=JAVA_HEADERS)
     assert [task["residual-filter"] for task in answer.json["file-scan-tasks"]] == [
         plain_filter,
         filter_with_nan_test,
@@ -270,7 +276,7 @@ async def test_residual_tests_for_nan_only_in_files_that_may_have_it(doubles_api
     ]
     both_conditions = {"type": "or", "left": plain_filter, "right": {"type": "eq", "term": "data", "value": "b"}}
     answer = await doubles_api(
-        "POST", f"{T[:-1]}doubles/plan", {"filter": both_conditions, **ONE_COLUMN}, headers=JAVA_HEADERS
+        "POST", f"{TABLES}/doubles/plan", {"filter": both_conditions, **ONE_COLUMN}, headers=JAVA_HEADERS
     )
     nan_counts = [str(task["residual-filter"]).count("is-nan") for task in answer.json["file-scan-tasks"]]
     assert nan_counts == [0, 1, 1, 1]
@@ -286,7 +292,7 @@ async def test_server_plans_a_plan_table_whose_filter_nan_may_match(doubles_api:
         route = "/api/v1/tables/db/doubles/plan-tables"
         plan = await doubles_api("POST", route, {"predicate": predicate, "kept-max": 1.0})
         assert plan.status == 200, plan.raw
-        mode = (await doubles_api("GET", f"{T[:-1]}{plan.json['name']}")).json["config"]["scan-planning-mode"]
+        mode = (await doubles_api("GET", f"{TABLES}/{plan.json['name']}")).json["config"]["scan-planning-mode"]
         assert isinstance(mode, str)
         return mode
 
@@ -296,12 +302,12 @@ async def test_server_plans_a_plan_table_whose_filter_nan_may_match(doubles_api:
     ]
     assert modes == ["server", "server", "client", "client"]
     change = build_property_commit(**{"seamark.scan-planning-mode": "client"})
-    assert (await doubles_api("POST", f"{T[:-1]}doubles", change)).status == 200
+    assert (await doubles_api("POST", f"{TABLES}/doubles", change)).status == 200
     assert await request_planning_mode("x > 4") == "client"
 
 
 async def test_only_seamarks_clients_get_functions_of_columns_as_terms(api: Api) -> None:
-    await api.table()
+    await api.create_table()
     await append_files(api, "t", build_ten_id_files(3), snapshot_id=1)
     term = {"type": "transform", "transform": "lower", "term": "data"}
     body = {"filter": {"type": "eq", "term": term, "value": "a"}}

@@ -73,21 +73,21 @@ class StoredTable(LiveTable):
         return DataFile(f"file://{path}", 0, "PARQUET", 0, partition, len(rows), path.stat().st_size, {})
 
     def write_position_deletes(
-        self, positions: Iterable[tuple[str, int]], part: int | None = None, *, has_path_bounds: bool = False
+        self, positions: Iterable[tuple[str, int]], part: int | None = None, *, names_data_file: bool = False
     ) -> DeleteFile:
         """Write a position delete file, and return its manifest entry.
 
         Args:
             positions: (path, row position) of each deleted row.
             part: The partition of the delete file.
-            has_path_bounds: The deletes are for one data file, and the bounds of the delete file contain its path.
+            names_data_file: Whether the entry names the data file. Then all positions must be in one data file.
         """
         listed_positions = sorted(positions)
         path = self.make_path("-deletes.parquet")
         arrays = {PATH_ID: ("file_path", pa.array([data_path for data_path, _ in listed_positions], pa.string()))}
         arrays |= {POSITION_ID: ("pos", pa.array([index for _, index in listed_positions], pa.int64()))}
         write_parquet(path, arrays)
-        referenced_path = listed_positions[0][0] if has_path_bounds else None
+        referenced_path = listed_positions[0][0] if names_data_file else None
         return DeleteFile(
             f"file://{path}",
             content=1,

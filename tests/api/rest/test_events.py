@@ -370,6 +370,7 @@ async def test_changes_of_namespaces_are_events(tmp_path: Path) -> None:
         for path, status in (("shop", 409), ("none", 404)):  # A refused request is not an event.
             async with server.http.delete(f"{server.url}/v1/namespaces/{path}") as answer:
                 assert answer.status == status
+        # These names have 40,000 characters in total, which is too long for an event, so the event lists no names.
         long_names = {f"{number:04}{'x' * 96}": "" for number in range(400)}
         await send_request(server, "POST", "/v1/namespaces/shop/properties", {"updates": long_names})
         events = await read_all(server)

@@ -37,7 +37,7 @@ async def _do_nothing(api: Api) -> str:
 
 
 async def _create_table(api: Api) -> str:
-    return str((await api.table())["metadata-location"])
+    return str((await api.create_table())["metadata-location"])
 
 
 async def _create_view(api: Api) -> str:
@@ -51,7 +51,7 @@ async def _unregister_view(api: Api) -> str:
 
 
 async def _unregister_table(api: Api) -> str:
-    await api.table()
+    await api.create_table()
     return str((await api("POST", f"{T}/t/unregister")).json["metadata-location"])
 
 
@@ -181,7 +181,7 @@ async def test_final_error_is_replayed_after_later_changes(api: Api, case: Idemp
     assert record is not None
     assert record.status == case.refused_status
     await api("POST", "/v1/namespaces", {"namespace": ["none"]})
-    await api.table("none")
+    await api.create_table("none")
     _check_same(first_answer, await api(case.method, case.refused_path, body, key=key))
 
 
@@ -213,7 +213,7 @@ async def test_one_of_concurrent_requests_with_a_key_runs_and_all_get_its_answer
 
 
 async def test_request_that_loses_a_commit_to_its_duplicate_gets_its_success(api: Api) -> None:
-    await api.table()
+    await api.create_table()
     schema = {**SCHEMA, "fields": [*SCHEMA["fields"], {"id": 9, "name": "n", "required": False, "type": "long"}]}
     commit = {
         "requirements": [{"type": "assert-current-schema-id", "current-schema-id": 0}],
@@ -254,12 +254,17 @@ async def test_equal_body_in_other_bytes_is_the_same_request(api: Api) -> None:
     _check_same(first_answer, second_answer)
 
 
-async def test_large_body_is_compared_by_its_bytes(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The decoding of a body of 64 MB would block the event loop for seconds and take ten times the memory."""
+async def test_large_body_with_a_repeated_idempotency_key_is_compared_by_its_bytes(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server compares the bytes of a large body with the first request, without decoding them.
+
+    The decoding of a body of 64 MB would block the event loop for seconds and take ten times the memory.
+    """
     decode = msgspec.json.decode
 
     def decode_small_only(data: Any, **arguments: Any) -> Any:
-        assert len(data) <= QUICK_BYTES, "a large body is decoded for its digest"
+        assert len(data) <= QUICK_BYTES, "a large body is decoded to compare it with the first request"
         return decode(data, **arguments)
 
     monkeypatch.setattr(msgspec.json, "decode", decode_small_only)
@@ -272,7 +277,7 @@ async def test_large_body_is_compared_by_its_bytes(api: Api, monkeypatch: pytest
 
 
 async def test_conflict_that_may_be_retried_is_not_recorded(api: Api) -> None:
-    await api.table()
+    await api.create_table()
     key, body = create_key(), build_append(2, parent=1, sequence=2)
     assert (await api("POST", f"{T}/t", body, key=key)).error[:2] == (409, "CommitFailedException")
     assert (await api("POST", f"{T}/t", build_append(1))).status == 200
@@ -291,7 +296,7 @@ async def test_server_error_is_not_recorded(api: Api, monkeypatch: pytest.Monkey
 
 
 async def test_replayed_commit_returns_its_own_outcome_and_not_a_later_one(api: Api) -> None:
-    await api.table()
+    await api.create_table()
     key = create_key()
     first_answer = await api("POST", f"{T}/t", build_property_commit(x="1"), key=key)
     await api("POST", f"{T}/t", build_property_commit(x="2"))

@@ -186,7 +186,7 @@ async def test_partitions_equal_the_partitions_of_pyiceberg(lake_api: Api, tmp_p
 @pytest.fixture
 async def api_with_table(api: Api) -> Api:
     """Return the API with `db.t`. Its first snapshot has a tag and 5 files, its second snapshot has 2 more."""
-    await api.table()
+    await api.create_table()
     files = [build_data_file(f"file:///t/{n}.parquet", low=10 * n, high=10 * n + 9) for n in range(7)]
     await append_files(api, "t", files[:5], snapshot_id=1, manifests=2)
     tag = {"action": "set-snapshot-ref", "ref-name": "first", "type": "tag", "snapshot-id": 1}
@@ -300,7 +300,7 @@ async def test_statistics_are_requested_by_column_name(api_with_table: Api) -> N
 
 
 async def test_listings_of_a_table_without_a_snapshot_are_empty(api: Api) -> None:
-    await api.table()
+    await api.create_table()
     for route, list_name in (("files", "files"), ("partitions", "partitions"), ("stats/id", "stats")):
         assert (await api("GET", f"{T}/{route}")).json == {"snapshot-id": None, list_name: [], "next-page-token": None}
         assert decode_table_answer(await api("GET", f"{T}/{route}", headers=ARROW)).num_rows == 0

@@ -107,7 +107,7 @@ async def test_page_size_without_a_page_token_does_not_shorten_a_listing(api: Ap
     """The specification requires all results in one answer if the request has no `pageToken`."""
     for name in ("a", "b", "c"):
         await api("POST", "/v1/namespaces", {"namespace": ["db", name]})
-        await api.table(name)
+        await api.create_table(name)
         body = {"name": f"v{name}", "schema": SCHEMA, "view-version": VIEW_VERSION}
         assert (await api("POST", "/v1/namespaces/db/views", body)).status == 200
         await api.server.components.catalog.functions.put(CALLER, ("db",), f"f{name}", build_function_document())
@@ -127,7 +127,7 @@ async def test_page_size_without_a_page_token_does_not_shorten_a_listing(api: Ap
 @pytest.mark.slow
 async def test_drop_at_the_end_of_a_page_loses_no_names(api: Api) -> None:
     for name in ("a", "b", "c", "d"):
-        await api.table(name)
+        await api.create_table(name)
     first_page = (await api("GET", "/v1/namespaces/db/tables?pageSize=2&pageToken=")).json
     await api("DELETE", "/v1/namespaces/db/tables/b")
     next_page = (await api("GET", f"/v1/namespaces/db/tables?pageToken={first_page['next-page-token']}")).json

@@ -88,7 +88,7 @@ async def test_empty_namespace_can_be_dropped(api: Api) -> None:
 
 
 async def test_namespace_with_a_table_cannot_be_dropped(api: Api) -> None:
-    await api.table()
+    await api.create_table()
     assert (await api("DELETE", "/v1/namespaces/db")).error[:2] == (409, "NamespaceNotEmptyException")
 
 
@@ -130,7 +130,7 @@ async def test_namespaces_too_long_for_a_url_are_rejected(api: Api) -> None:
 
 
 @pytest.mark.slow
-async def test_properties_of_deep_namespaces_and_policies_of_all_are_limited(api: Api) -> None:
+async def test_properties_of_deep_namespaces_and_policies_of_all_namespaces_above_a_table_are_limited(api: Api) -> None:
     """Table services read the properties of all namespaces above a table."""
     deep_levels = ["a"] * 9
     for count in range(1, 10):
@@ -145,7 +145,7 @@ async def test_properties_of_deep_namespaces_and_policies_of_all_are_limited(api
 
 
 async def test_error_does_not_quote_megabytes_of_the_request(api: Api) -> None:
-    await api.table()
+    await api.create_table()
     long_text = "x" * 3_000_000
     for path, body in (
         ("/v1/namespaces/db/tables/t/plan", {"filter": {"type": "eq", "term": long_text, "value": 1}}),

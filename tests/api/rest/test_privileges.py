@@ -94,6 +94,7 @@ async def test_each_operation_needs_its_privilege(users_api: UsersApi) -> None:
         principals = sorted(ALLOWED_OPERATIONS, key=lambda name: operation in ALLOWED_OPERATIONS[name])
         for principal in principals:
             status = (await users_api(principal, method, path, body)).status
+            # A denial hides the table `t` from `barred`. To create a table or grant needs no existing table.
             is_hidden = principal == "barred" and operation not in ("create", "grant")
             refused_status = 404 if is_hidden else 403
             case = (principal, operation, status)
@@ -370,6 +371,8 @@ async def test_name_that_is_denied_cannot_be_given_whether_it_exists_or_not(user
         ]
         for path, body in requests:
             answer = await users_api("barred", "POST", path, body)
+            # `barred` may not browse t and none, so a commit does not find them. It may browse later, but not create
+            # it.
             if path.endswith("commit") and name != "later":
                 assert answer.error[0] == 404, (name, path)
             else:

@@ -23,7 +23,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType
 
 from tests.api.rest.test_names import NAMES
-from tests.catalog.rig import rename_without_digest
+from tests.catalog.rig import use_metadata_file_without_digest
 from tests.services.seamark import Seamark
 
 pytestmark = [
@@ -99,7 +99,7 @@ def test_table_is_registered_from_the_metadata_of_a_dropped_table(catalog: RestC
 def test_stored_properties_do_not_change_where_a_client_opens_files(catalog: RestCatalog) -> None:
     catalog.create_namespace("stored")
     created_table = catalog.create_table(("stored", "t"), SCHEMA, properties={"team": "x"})
-    path = rename_without_digest(created_table.metadata_location)
+    path = use_metadata_file_without_digest(created_table.metadata_location)
     document = json.loads(path.read_text())
     forbidden_properties = {
         "s3.signer.uri": "http://127.0.0.1:9",

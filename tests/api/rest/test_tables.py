@@ -26,7 +26,7 @@ STATIC_S3 = {
 
 
 async def test_created_table_is_loaded_as_in_the_create_answer(api: Api) -> None:
-    created_table = await api.table(properties={"a": "1"})
+    created_table = await api.create_table(properties={"a": "1"})
     assert set(created_table) == {"metadata-location", "metadata", "config"}
     assert created_table["metadata"]["properties"]["a"] == "1"
     assert created_table["metadata"]["schemas"][0]["fields"] == SCHEMA["fields"]
@@ -40,7 +40,7 @@ async def test_table_without_its_namespace_is_not_created(api: Api) -> None:
 
 
 async def test_name_belongs_to_either_a_table_or_a_view(api: Api) -> None:
-    await api.table("t")
+    await api.create_table("t")
     await api.view("v")
     for name in ("t", "v"):
         answer = await api("POST", TABLES, {"name": name, "schema": SCHEMA})
@@ -75,7 +75,7 @@ async def test_staged_table_does_not_exist_until_it_is_committed(api: Api) -> No
 
 
 async def test_commit_returns_the_new_metadata_and_its_location(api: Api) -> None:
-    created_table = await api.table()
+    created_table = await api.create_table()
     answer = (await api("POST", f"{TABLES}/t", build_property_commit(x="1"))).json
     assert set(answer) == {"metadata-location", "metadata"}
     assert answer["metadata"]["properties"]["x"] == "1"
@@ -88,7 +88,7 @@ async def test_commit_returns_the_new_metadata_and_its_location(api: Api) -> Non
 
 
 async def test_failed_requirement_is_a_conflict_that_may_be_retried(api: Api) -> None:
-    await api.table()
+    await api.create_table()
     answer = await api(
         "POST", f"{TABLES}/t", {"requirements": [{"type": "assert-table-uuid", "uuid": "x"}], "updates": []}
     )
@@ -96,7 +96,7 @@ async def test_failed_requirement_is_a_conflict_that_may_be_retried(api: Api) ->
 
 
 async def test_unknown_updates_and_requirements_are_bad_requests(api: Api) -> None:
-    await api.table()
+    await api.create_table()
     for body in (
         {"requirements": [], "updates": [{"action": "conquer-world"}]},
         {"requirements": [{"type": "assert-sunshine"}], "updates": []},
@@ -113,7 +113,7 @@ async def test_commit_to_a_missing_table_is_not_found(api: Api) -> None:
 
 async def test_append_sent_twice_gets_the_first_answer_twice(api: Api) -> None:
     """If a client gets a 409 after a lost answer, it deletes live files (apache/iceberg#13867)."""
-    await api.table()
+    await api.create_table()
     first_answer = await api("POST", f"{TABLES}/t", build_append(7))
     second_answer = await api("POST", f"{TABLES}/t", build_append(7))
     assert (first_answer.status, second_answer.status) == (200, 200)
@@ -121,7 +121,7 @@ async def test_append_sent_twice_gets_the_first_answer_twice(api: Api) -> None:
 
 
 async def test_repeated_commit_is_recognised_under_other_spellings_of_actions_and_types(api: Api) -> None:
-    await api.table()
+    await api.create_table()
     append_request = build_append(7)
     for item, key in [
         *((requirement, "type") for requirement in append_request["requirements"]),
@@ -134,14 +134,14 @@ async def test_repeated_commit_is_recognised_under_other_spellings_of_actions_an
 
 
 async def test_head_reports_whether_a_table_exists(api: Api) -> None:
-    await api.table()
+    await api.create_table()
     assert (await api("HEAD", f"{TABLES}/t")).status == 204
     missing_answer = await api("HEAD", f"{TABLES}/none")
     assert (missing_answer.status, missing_answer.raw) == (404, b"")
 
 
 async def test_dropped_table_is_not_found_and_its_files_remain(api: Api) -> None:
-    location = (await api.table())["metadata-location"]
+    location = (await api.create_table())["metadata-location"]
     assert (await api("DELETE", f"{TABLES}/t")).status == 204
     assert (await api("GET", f"{TABLES}/t")).error[:2] == (404, "NoSuchTableException")
     assert Path(location.removeprefix("file://")).exists()
@@ -150,7 +150,7 @@ async def test_dropped_table_is_not_found_and_its_files_remain(api: Api) -> None
 
 async def test_drop_with_purge_is_recorded(api: Api) -> None:
     for name, flag in (("a", "purgeRequested=true"), ("b", "purgeRequested=True"), ("c", "purgeRequested=false")):
-        await api.table(name)
+        await api.create_table(name)
         assert (await api("DELETE", f"{TABLES}/{name}?{flag}")).status == 204
     dropped_entries = await api.server.components.store.list_dropped(("db",), None, 10)
     assert {dropped_entry.entry.name: dropped_entry.purge for dropped_entry in dropped_entries} == {
@@ -162,7 +162,7 @@ async def test_drop_with_purge_is_recorded(api: Api) -> None:
 
 
 async def test_table_can_be_unregistered_and_registered_again(api: Api) -> None:
-    await api.table()
+    await api.create_table()
     committed_table = (await api("POST", f"{TABLES}/t", build_property_commit(x="1"))).json
     answer = await api("POST", f"{TABLES}/t/unregister")
     assert (answer.status, answer.json) == (200, committed_table)
@@ -177,7 +177,7 @@ async def test_table_can_be_unregistered_and_registered_again(api: Api) -> None:
 
 
 async def test_register_does_not_overwrite_with_a_table_that_is_live_under_another_name(api: Api) -> None:
-    first_table, second_table = await api.table("first"), await api.table("second")
+    first_table, second_table = await api.create_table("first"), await api.create_table("second")
     for name in ("second", "new"):
         body = {"name": name, "metadata-location": first_table["metadata-location"], "overwrite": True}
         answer = await api("POST", "/v1/namespaces/db/register", body)
@@ -201,7 +201,7 @@ async def test_register_of_a_file_outside_the_warehouse_is_rejected(api: Api) ->
 
 
 async def test_error_for_a_missing_metadata_file_differs_from_the_error_for_a_missing_table(api: Api) -> None:
-    location = (await api.table())["metadata-location"]
+    location = (await api.create_table())["metadata-location"]
     etag = (await api("GET", f"{TABLES}/t")).headers["ETag"]
     Path(location.removeprefix("file://")).unlink()
     for headers in ({}, {"If-None-Match": etag}):
@@ -210,7 +210,7 @@ async def test_error_for_a_missing_metadata_file_differs_from_the_error_for_a_mi
 
 
 async def test_credentials_of_a_table_on_local_files_are_an_empty_list(api: Api) -> None:
-    await api.table()
+    await api.create_table()
     answer = await api("GET", f"{TABLES}/t/credentials")
     assert (answer.status, answer.json) == (200, {"storage-credentials": []})
     assert (await api("GET", f"{TABLES}/none/credentials")).error[:2] == (404, "NoSuchTableException")
@@ -218,7 +218,7 @@ async def test_credentials_of_a_table_on_local_files_are_an_empty_list(api: Api)
 
 @pytest.mark.slow
 async def test_number_of_stored_metrics_reports_is_limited(api: Api) -> None:
-    uuid = (await api.table())["metadata"]["table-uuid"]
+    uuid = (await api.create_table())["metadata"]["table-uuid"]
     report = {
         "report-type": "commit-report",
         "table-name": "t",
@@ -243,7 +243,7 @@ async def test_page_of_reports_is_small_enough_for_the_largest_reports(api: Api)
 
     With the largest reports of 128 KiB, a page of 1,000 would block the event loop while it is decoded and encoded.
     """
-    await api.table()
+    await api.create_table()
     for number in range(40):
         report = {"report-type": "scan-report", "table-name": "t", "snapshot-id": number, "filter": True, "metrics": {}}
         assert (await api("POST", f"{TABLES}/t/metrics", report)).status == 204
@@ -276,13 +276,13 @@ async def test_report_names_only_columns_of_its_table(api: Api, monkeypatch: pyt
     reader_threads: list[int] = []
     read_scan_report = column_reads.read_scan_report
 
-    def record_thread(*args: Any) -> Any:
+    def record_thread(*args: Any, **options: Any) -> Any:
         reader_threads.append(threading.get_ident())
-        return read_scan_report(*args)
+        return read_scan_report(*args, **options)
 
     monkeypatch.setattr(tables, "read_scan_report", record_thread)
-    await api.table("other")
-    await api.table()
+    await api.create_table("other")
+    await api.create_table()
     usage = api.server.components.catalog.column_usage
     cached_plans_max = 10_000  # More than the test needs
     monkeypatch.setattr(usage, "plans", _PlansOfOneThread(cached_plans_max))
@@ -304,11 +304,13 @@ async def test_report_names_only_columns_of_its_table(api: Api, monkeypatch: pyt
     for name, columns in (("other", {1, NAMED_COLUMNS}), ("t", {1, 2, NAMED_COLUMNS, UNKNOWN_COLUMNS})):
         entry = (await api.server.components.catalog.tables.load(("db",), name)).entry
         assert entry is not None
-        assert {table_read.column_id for table_read in await usage.list_table_reads(entry.uuid)} == columns, name
+        assert {table_read.column_id for table_read in await usage.flush_and_list_table_reads(entry.uuid)} == columns, (
+            name
+        )
 
 
 async def test_timeline_keeps_the_beginning_of_a_long_summary(api: Api) -> None:
-    await api.table()
+    await api.create_table()
     body = build_append(1)
     body["updates"][0]["snapshot"]["summary"] |= {"operation": "append", "added-records": "9" * 100_000}
     assert (await api("POST", f"{TABLES}/t", body)).status == 200
@@ -321,7 +323,7 @@ async def test_report_for_a_table_that_does_not_exist_yet_is_accepted_and_droppe
     """Spark sends this report before it creates a table together with its rows (CREATE TABLE AS SELECT)."""
     report = {"report-type": "scan-report", "table-name": "later", "snapshot-id": 1, "filter": True, "metrics": {}}
     assert (await api("POST", f"{TABLES}/later/metrics", report)).status == 204
-    await api.table("later")
+    await api.create_table("later")
     uuid = (await api("GET", f"{TABLES}/later")).json["metadata"]["table-uuid"]
     assert await api.server.components.store.list_metrics_reports(uuid, since=None, limit=10) == []
     tables_of_missing_namespace = TABLES.replace("/db/", "/none/")
@@ -333,7 +335,7 @@ async def test_report_for_a_table_that_does_not_exist_yet_is_accepted_and_droppe
 
 
 async def test_signing_for_a_table_on_local_files_is_rejected(api: Api) -> None:
-    await api.table()
+    await api.create_table()
     body = {"region": "us-east-1", "uri": "http://s3/bucket/x", "method": "GET", "headers": {}}
     assert (await api("POST", f"{TABLES}/t/sign", body)).error[0] == 400
     assert (await api("POST", f"{TABLES}/none/sign", body)).error[:2] == (404, "NoSuchTableException")
@@ -356,7 +358,7 @@ async def test_stored_keys_are_sent_only_on_request(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("action", [[], {}, 1])
 async def test_action_that_is_not_a_string_is_refused(api: Api, action: object) -> None:
-    await api.table()
+    await api.create_table()
     change = {"requirements": [], "updates": [{"action": action}]}
     assert (await api("POST", f"{TABLES}/t", change)).error[0] == 400
     body = {"table-changes": [{"identifier": {"namespace": ["db"], "name": "t"}, **change}]}

@@ -21,7 +21,7 @@ async def _read_property(api: Api, name: str) -> str | None:
 
 async def test_transaction_changes_all_of_its_tables(api: Api) -> None:
     for name in ("a", "b"):
-        await api.table(name)
+        await api.create_table(name)
     answer = await api(
         "POST", COMMIT, {"table-changes": [_build_change(name, build_property_commit(x="1")) for name in ("b", "a")]}
     )
@@ -31,7 +31,7 @@ async def test_transaction_changes_all_of_its_tables(api: Api) -> None:
 
 async def test_one_rejected_change_cancels_the_whole_transaction(api: Api) -> None:
     for name in ("a", "b"):
-        await api.table(name)
+        await api.create_table(name)
     invalid_change = {"requirements": [{"type": "assert-table-uuid", "uuid": "other"}], "updates": []}
     answer = await api(
         "POST",
@@ -55,7 +55,7 @@ async def test_change_without_a_table_and_empty_change_are_malformed(api: Api) -
 
 
 async def test_table_is_renamed_into_another_namespace(api: Api) -> None:
-    created_table = await api.table()
+    created_table = await api.create_table()
     await api("POST", "/v1/namespaces", {"namespace": ["other"]})
     source, target = {"namespace": ["db"], "name": "t"}, {"namespace": ["other"], "name": "u"}
     answer = await api("POST", "/v1/tables/rename", {"source": source, "destination": target})
@@ -66,7 +66,7 @@ async def test_table_is_renamed_into_another_namespace(api: Api) -> None:
 
 
 async def test_rename_to_a_taken_name_or_a_missing_namespace_is_rejected(api: Api) -> None:
-    await api.table("a")
+    await api.create_table("a")
     await api.view("v")
     source = {"namespace": ["db"], "name": "a"}
     for namespace, name, error in (

@@ -21,14 +21,14 @@ async def test_created_view_is_loaded_as_in_the_create_answer(api: Api) -> None:
 
 async def test_views_and_tables_are_listed_separately(api: Api) -> None:
     await api.view()
-    await api.table()
+    await api.create_table()
     assert (await api("GET", VIEWS)).json["identifiers"] == [{"namespace": ["db"], "name": "v"}]
     assert (await api("GET", "/v1/namespaces/db/tables")).json["identifiers"] == [{"namespace": ["db"], "name": "t"}]
     assert (await api("GET", "/v1/namespaces/none/views")).error[:2] == (404, "NoSuchNamespaceException")
 
 
 async def test_view_cannot_have_a_taken_name(api: Api) -> None:
-    await api.table()
+    await api.create_table()
     body = {"name": "t", "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": {}}
     assert (await api("POST", VIEWS, body)).error[:2] == (409, "AlreadyExistsException")
 

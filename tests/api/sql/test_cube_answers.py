@@ -228,7 +228,7 @@ def run_case(server: ServerThread, seed: int, request_count: int) -> Counter[str
                     case "roll back" if rng.random() < 0.5:
                         world.roll_back()
                     case "damage" | "lose" if rng.random() < 0.3:
-                        world.damage_index_file(loses=step == "lose")
+                        world.damage_index_file(is_deleted=step == "lose")
             if rng.random() < 0.8:
                 world.build()
             for _ in range(request_count):

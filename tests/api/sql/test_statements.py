@@ -373,6 +373,7 @@ async def test_worker_has_no_secret_and_ends_with_the_server(home: Path, monkeyp
         environments = b"\0".join(Path(f"/proc/{pid}/environ").read_bytes() for pid in (worker.pid, worker.ppid()))
         assert b"the-secret" not in environments
         assert b"SEAMARK_S3" not in environments
+        # Each token of a statement begins with smq_.
         assert b"smq_" not in Path(f"/proc/{worker.pid}/cmdline").read_bytes()
         # The limit is set before the worker reads the statement.
         await until(lambda: _read_file_size_limits(worker) == [["0", "0"]])

@@ -159,9 +159,10 @@ async def test_new_manifests_are_read_once_before_the_lock_unless_many_commits_w
     is_locked: bool,
     is_full: bool,
 ) -> None:
-    """Several checks use the read manifests, and one more check for a writer of one namespace.
+    """Several checks use the read manifests. For a writer that is confined to a namespace, there is one more check.
 
-    If many commits wait, they do not read ahead, because they would hold much memory.
+    If many commits wait, they do not read their manifests before they have the lock, because they would hold much
+    memory.
     """
     if is_full:
         monkeypatch.setattr(engine_commits, "_PRELOADING_COMMITS_MAX", 0)
@@ -213,8 +214,11 @@ async def test_repeat_of_a_corrected_commit_gets_the_first_answer(tmp_path: Path
         assert len((await load_metadata(rig))["snapshots"]) == 1
 
 
-async def test_metrics_of_overtaken_and_merged_appends_are_corrected(tmp_path: Path) -> None:
-    """A rebase writes the manifest list, and also the manifests of a merge that another commit overtook."""
+async def test_metrics_of_late_and_merged_appends_are_corrected(tmp_path: Path) -> None:
+    """The server rewrites the manifest list of a commit that is based on an old snapshot.
+
+    If this commit has merged manifests, the server may write these manifests again too.
+    """
     rng = random.Random(f"metrics {first_seed()}")
     for version in (2, 3):
         async with open_rig(tmp_path / str(version)) as rig:
@@ -222,7 +226,7 @@ async def test_metrics_of_overtaken_and_merged_appends_are_corrected(tmp_path: P
             await append_files(rig, {"file:///data/first": 1}, file=RIGHT_METRICS)
             paths = {"file:///data/first"}
             for step in range(12):
-                # The appender writes files that it merges without metrics.
+                # In merged manifests, the appender writes the entries of the old files without metrics.
                 (wrong_metrics, corrected_metrics), merge = rng.choice(WRONG_METRICS), rng.choice((0, 1, 2))
                 late_appender = EngineAppender(await load_metadata(rig), file=wrong_metrics, merge=merge)
                 if rng.random() < 0.5:

@@ -54,7 +54,7 @@ async def commit_delete_files(
     """
     assert client.parent is not None
     data = [row for row in read_list(client.parent) if row["content"] == 0]
-    rows = [client.build_manifest_row(entries), *data]
+    rows = [client.write_manifest(entries), *data]
     client.manifest_list = f"{client.folder}/snap-{client.snapshot_id}-client.avro"
     _write(client.manifest_list, build_list_schema(3), rows, {"snapshot-id": str(client.snapshot_id)})
     await commit_table(rig, client.build_commit({}, [], 0, is_append=False))
@@ -114,7 +114,10 @@ async def test_sequence_numbers_chosen_by_the_engine_are_kept(tmp_path: Path) ->
 
 
 async def test_removal_of_vectors_is_not_committed_while_the_storage_does_not_answer(tmp_path: Path) -> None:
-    """Without the correction, rows of other data files could come back."""
+    """A commit removes a vector and keeps another vector of the same file. The server must read this file.
+
+    Without this check, rows of other data files could come back.
+    """
     capture = WrapperCapture(BusyObjects)
     async with open_rig(tmp_path, wrap_objects=capture) as rig:
         await rig.create_table(properties={"format-version": "3"})

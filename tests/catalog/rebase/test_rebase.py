@@ -35,7 +35,7 @@ from tests.support.wrapper_capture import WrapperCapture
 
 
 @pytest.mark.parametrize("version", [2, 3])
-async def test_overtaken_append_is_rebased_onto_the_newer_appends(tmp_path: Path, version: int) -> None:
+async def test_append_based_on_an_old_snapshot_is_rebased_onto_the_newer_appends(tmp_path: Path, version: int) -> None:
     async with open_rig(tmp_path) as rig:
         await create_rebasing_table(rig, version)
         await append_files(rig, {"a": 1})
@@ -60,6 +60,7 @@ async def test_overtaken_append_is_rebased_onto_the_newer_appends(tmp_path: Path
         }  # fmt: skip
         assert snapshot["summary"]["added-records"] == "15"
         if version == 3:
+            # The rows of a, b and c have the ids 0 to 5.
             assert snapshot["first-row-id"] == 6
             assert {path: file.first_row_id for path, file in files.items()} == {
                 "a": 0, "b": 1, "c": 3, "late-1": 6, "late-2": 16
@@ -327,6 +328,10 @@ async def test_rebased_branch_keeps_a_retention_that_another_commit_set(tmp_path
 
 
 async def test_missing_total_is_omitted_and_timestamps_do_not_go_back(tmp_path: Path) -> None:
+    """The server adds the counts of a late append to the totals of the newer snapshot.
+
+    If the newer snapshot lacks a total, the result has none. The number of kept manifests is counted again.
+    """
     async with open_rig(tmp_path) as rig:
         await create_rebasing_table(rig)
         first_appender = EngineAppender(
@@ -369,7 +374,8 @@ async def test_repeat_of_a_rebased_append_gets_the_first_answer(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("merges", [False, True])
-async def test_rebase_that_loses_the_swap_is_repeated_and_leaves_no_file(tmp_path: Path, merges: bool) -> None:
+async def test_rebase_is_repeated_if_another_commit_is_first_and_leaves_no_file(tmp_path: Path, merges: bool) -> None:
+    """The append is based on an old snapshot. With `merges`, it has also written two old manifests as one."""
     capture = WrapperCapture(RacingStore)
     async with open_rig(tmp_path / "a", wrap_store=capture) as rig, open_rig(tmp_path / "a") as other_rig:
         await create_rebasing_table(rig)
@@ -396,33 +402,38 @@ async def test_rebase_that_loses_the_swap_is_repeated_and_leaves_no_file(tmp_pat
         assert len(await rig.list_files() - files_before) == 2 + 2 + 1 + merges
 
 
-class ForgetfulStore:
-    """A store that loses the reply of each pointer swap, and then answers no call."""
+class LostRepliesStore:
+    """A store that loses replies while `loses_replies` is True.
+
+    It executes a transaction of several operations, such as a commit, but not one of a single operation.
+    """
 
     def __init__(self, store: Any) -> None:
         self._store = store
-        self.forgets = False
+        self.loses_replies = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
     async def transact(self, operations: Any) -> list[Any]:
-        answers: list[Any] = [] if self.forgets and len(operations) == 1 else await self._store.transact(operations)
-        if self.forgets:
+        answers: list[Any] = (
+            [] if self.loses_replies and len(operations) == 1 else await self._store.transact(operations)
+        )
+        if self.loses_replies:
             raise CommitUnknown("injected: the reply was lost")
         return answers
 
 
 async def test_rebase_with_an_unknown_outcome_keeps_its_files(tmp_path: Path) -> None:
-    capture = WrapperCapture(ForgetfulStore)
+    capture = WrapperCapture(LostRepliesStore)
     async with open_rig(tmp_path, wrap_store=capture) as rig:
         await create_rebasing_table(rig)
         request = EngineAppender(await load_metadata(rig)).commit({"late": 1})
         await append_files(rig, {"a": 1})
-        capture.wrapper.forgets = True
+        capture.wrapper.loses_replies = True
         with pytest.raises(CommitUnknown):
             await commit_table(rig, request)
-        capture.wrapper.forgets = False
+        capture.wrapper.loses_replies = False
         await rig.publisher.close()
         assert set(read_snapshot(find_head_snapshot(await load_metadata(rig)))) == {"a", "late"}
         committed_table = await commit_table(rig, request)
@@ -431,9 +442,10 @@ async def test_rebase_with_an_unknown_outcome_keeps_its_files(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("is_separate", [False, True])
-async def test_merge_overtaken_by_another_merge_is_undone_but_its_files_are_added(
+async def test_merge_is_undone_but_its_files_are_added_if_another_merge_is_committed_first(
     tmp_path: Path, is_separate: bool
 ) -> None:
+    """Both appends write the same three old manifests as one. With `is_separate`, new files are in another manifest."""
     async with open_rig(tmp_path) as rig:
         await create_rebasing_table(rig, version=3)
         for name in ("a", "b", "c"):

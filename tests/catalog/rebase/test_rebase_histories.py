@@ -27,8 +27,11 @@ class BranchModel:
     row_ids: dict[tuple[str, str], int] = field(default_factory=dict)
     """The first row id of each file, by (branch, path). It never changes after it is assigned."""
 
-    def check(self, metadata: Row, label: str) -> None:
-        """Check the files, totals, sequence numbers and row ids of each branch against the model."""
+    def check_and_record(self, metadata: Row, label: str) -> None:
+        """Check the files and totals of each branch, and that no sequence number or row id of a file has changed.
+
+        The numbers of new files are recorded for the next check.
+        """
         for branch, expected in self.branches.items():
             if branch not in metadata["refs"]:
                 assert expected == {}, label
@@ -69,14 +72,17 @@ class AppendHistory:
     async def begin(self) -> None:
         """Let a client write all its files without committing them."""
         metadata = await load_metadata(self.rig)
-        # Most clients write to main and merge no manifests, so many commits overtake each other on one branch.
+        # Most clients write to main, so many commits on one branch are based on the same snapshot. Half of the clients
+        # merge no old manifests, and the others one, two or all.
         branch = self.rng.choice(["main", "main", "main", *metadata.get("refs", {})])
         files = {}
         for _ in range(self.rng.randint(1, 3)):
             self.file_count += 1
             files[f"file-{self.file_count}"] = self.rng.randint(1, 9)
-        merge, commits_separately = self.rng.choice([0, 0, 0, 1, 2, 9]), self.rng.random() < 0.3
-        client = EngineAppender(metadata, branch=branch, merge=merge, writes_merged_entries_apart=commits_separately)
+        merge, writes_merged_entries_apart = self.rng.choice([0, 0, 0, 1, 2, 9]), self.rng.random() < 0.3
+        client = EngineAppender(
+            metadata, branch=branch, merge=merge, writes_merged_entries_apart=writes_merged_entries_apart
+        )
         self.clients.append((client, client.commit(files), files))
 
     async def finish(self) -> None:
@@ -118,7 +124,7 @@ class AppendHistory:
             await change()
             metadata = await load_metadata(self.rig)
             if metadata.get("refs"):
-                self.model.check(metadata, f"{label}, step {step}, {change.__name__}")
+                self.model.check_and_record(metadata, f"{label}, step {step}, {change.__name__}")
             else:
                 assert self.model.branches == {"main": {}}
 

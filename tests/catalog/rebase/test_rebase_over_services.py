@@ -87,12 +87,13 @@ class ServiceHistory:
     deletes: set[str] = field(default_factory=set)
     numbers: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     row_ids: dict[str, int | None] = field(default_factory=dict)
-    count = rows_version = overtaken = undone = 0
+    count = rows_version = late_commits = undone = 0
 
     async def begin(self, merge: int | None = None) -> PendingCommit:
-        """Build a random commit on the current head. It stays open while other commits overtake it.
+        """Build a random commit on the current head, without sending it.
 
-        The commit merges `merge` manifests of the head, where 0 means none, or a random number by default.
+        The commit writes the entries of `merge` old manifests into its own manifest, or those of a random number of
+        manifests by default. In three commits of ten, these entries are in a separate manifest.
         """
         rng, files = self.rng, self.files
         added_files: dict[str, int] = {}
@@ -116,7 +117,7 @@ class ServiceHistory:
         )
 
     async def finish(self, pending_commit: PendingCommit) -> None:
-        """Send a pending commit, and check its outcome against the commits that overtook it."""
+        """Send a pending commit, and check its outcome against the commits that were made after `begin`."""
         if pending_commit.rows_version != self.rows_version:
             with pytest.raises(CommitConflict):
                 await self.table.commit(pending_commit.request)
@@ -130,12 +131,13 @@ class ServiceHistory:
             pending_commit.client.expected_snapshot_id is not None
             and head_id != pending_commit.client.expected_snapshot_id
         ):
-            self.overtaken += 1
+            self.late_commits += 1
             is_undo = bool(snapshot["summary"].get(REPLACEMENTS_UNDONE))
             assert snapshot["parent-snapshot-id"] == (
                 pending_commit.client.expected_snapshot_id if is_undo else head_id
             )
-            if pending_commit.removed_files or pending_commit.deletes:  # An append that merged lists the files again.
+            # The server may write the manifests of an append again if the append merged old manifests.
+            if pending_commit.removed_files or pending_commit.deletes:
                 manifest_paths = {row["manifest_path"] for row in read_list(snapshot)}
                 assert set(pending_commit.client.manifests) <= manifest_paths
         if pending_commit.removed_files or pending_commit.deletes or snapshot["summary"].get(REPLACEMENTS_UNDONE):
@@ -217,23 +219,24 @@ class ServiceHistory:
 
 @pytest.mark.parametrize("version", mark_fast([3, 2], 1))
 async def test_commit_is_not_rejected_because_of_rewritten_manifests_or_files(tmp_path: Path, version: int) -> None:
-    overtaken = undone = 0
+    late_commits = undone = 0
     for case in range(3):
         async with open_services_table(tmp_path / str(case), version) as table:
             print(f"seed {first_seed()}, version {version}, case {case}")
             history = ServiceHistory(table, random.Random(f"{first_seed()} {version} {case}"))
             await history.run(8)
-            overtaken += history.overtaken
+            late_commits += history.late_commits
             undone += history.undone
-    # The histories test the rule only if other commits overtook many commits.
-    assert overtaken > 15
+    # Only commits that are based on an old snapshot test the rule: a rewrite of manifests or files is no conflict.
+    assert late_commits > 15
     assert undone > 3
 
 
 async def test_undone_replacement_is_removed_from_the_history(tmp_path: Path) -> None:
-    """Iceberg's expiration deletes files that a snapshot of the history removed, without a check of the head.
+    """A commit that removes a replaced file undoes the replacement: the other old files are live again.
 
-    Commits prepared on the new file must find in the history that the file is no longer live.
+    The replacement leaves the history, because Iceberg's expiration deletes the files that a snapshot of the history
+    removed, also if they are live. A commit that names the new file must be rejected.
     """
     async with open_services_table(tmp_path, version=2) as table:
         await table.commit(EngineAppender(await table.load()).commit({"a": 1, "b": 2, "c": 3}))
@@ -266,9 +269,10 @@ async def test_undone_replacement_is_removed_from_the_history(tmp_path: Path) ->
 
 
 async def test_undone_replacement_stays_in_the_history_for_an_earlier_expiration(tmp_path: Path) -> None:
-    """An expiration that began before the commit has the replacement in the history that it read.
+    """A commit undoes two replacements of files, and an expiration that began before it removes their snapshots.
 
-    Iceberg's incremental clean-up would delete the files that the replacement had removed and that are live again.
+    The server keeps these snapshots. Otherwise Iceberg's incremental clean-up would delete the files that the
+    replacements had removed and that are live again.
     """
     async with open_services_table(tmp_path, version=2) as table:
         await table.commit(EngineAppender(await table.load()).commit({"a": 1, "b": 2, "c": 3}))
@@ -288,7 +292,10 @@ async def test_undone_replacement_stays_in_the_history_for_an_earlier_expiration
 
 
 async def test_snapshot_with_a_false_mark_of_rewritten_manifests_is_not_trusted(tmp_path: Path) -> None:
-    """Any client can write the mark into the summary of a snapshot that removes a file."""
+    """The server marks the snapshots in which it changed only manifests, because they conflict with no commit.
+
+    Any client can write this mark into the summary of a snapshot that removes a file.
+    """
     async with open_services_table(tmp_path, version=2) as table:
         await table.commit(EngineAppender(await table.load()).commit({"a": 1, "b": 2}))
         pending_commit = EngineAppender(await table.load()).commit({}, ["a"])
@@ -306,7 +313,10 @@ async def test_snapshot_with_a_false_mark_of_rewritten_manifests_is_not_trusted(
 async def test_append_is_rebased_over_replaced_files_but_rejected_after_changed_rows(
     tmp_path: Path, operation: str, merge: int
 ) -> None:
-    """The table does not have the property that rebases all appends."""
+    """The table does not have the property that rebases all appends.
+
+    With `merge=9`, the append has also written the entries of all three old manifests into its own manifest.
+    """
     async with open_services_table(tmp_path, version=2) as table:
         for path in "abc":
             await table.commit(EngineAppender(await table.load()).commit({path: 1}))
@@ -323,9 +333,9 @@ async def test_append_is_rebased_over_replaced_files_but_rejected_after_changed_
 
 
 async def test_append_is_not_rebased_over_a_replacement_that_adds_rows(tmp_path: Path) -> None:
-    """The server does not reject an engine's commit for its operation.
+    """The server accepts a snapshot with the operation `replace` that adds rows, and reports it as a problem.
 
-    It reports the commit, and counts it as a change of rows.
+    It counts as a change of rows, so an append that is based on the snapshot before it is rejected.
     """
     async with open_services_table(tmp_path, version=2) as table:
         await table.commit(EngineAppender(await table.load()).commit({"a": 1}))

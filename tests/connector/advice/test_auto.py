@@ -43,7 +43,11 @@ BY_CODE = [f"code = 'c{code:04d}'" for code in range(0, 400, 12)]
 
 
 class ClockedServer:
-    """A server with a clock that the test moves, and the table `db.t`."""
+    """A server with a clock that the test moves, and the table `db.t` with automatic advice.
+
+    Automatic advice works in steps. A step applies a proposal, such as an index, as a trial: the server measures
+    whether the statements of the next hours become faster, and keeps or undoes the change.
+    """
 
     def __init__(self, home: Path) -> None:
         self.clock = OffsetClock()
@@ -53,7 +57,7 @@ class ClockedServer:
         make_table(self.client, np.random.default_rng(first_seed()), files=12)
 
     def run_day(self, wheres: Sequence[str], steps: int = 3) -> None:
-        """Take `steps` steps of the policy, run the statements two hours later, and move the clock to the next day."""
+        """Take steps of automatic advice, run the statements two hours later, and move the clock to the next day."""
         for _ in range(steps):
             run_auto_advice(self.client, ("db", "t"))
         self.clock.ahead_ms += 2 * HOUR_MS
@@ -187,6 +191,7 @@ def test_verdict_weights_statements_of_unknown_size_by_their_files() -> None:
 
 @pytest.mark.slow
 def test_auto_applies_once_within_its_budget_although_two_replicas_take_steps(clocked_server: ClockedServer) -> None:
+    """A step of automatic advice applies a proposal as a trial, which is kept only if statements become faster."""
     clocked_server.run_day(BY_DAY)
     change_table_properties(clocked_server.client, TABLE, {BYTES_PER_DAY: "1000"}, ())
     step = take_advice_step(clocked_server.client, TABLE)

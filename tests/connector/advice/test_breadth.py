@@ -18,8 +18,9 @@ from tests.connector.index.test_building import RecordingWorkers
 from tests.seeds import first_seed
 
 
-def run_aggregates(client: IndexClient, grouping_column: str, engine: str = "duckdb", runs: int = 60) -> None:
+def plan_aggregates(client: IndexClient, grouping_column: str, engine: str = "duckdb", runs: int = 60) -> None:
     """Plan `runs` aggregate queries that group by a column and compare the region, as the engine's client does."""
+    # With kept-max 0, the server stores no plan table, but it records the query.
     aggregates = [{"function": "max", "column": "day"}, {"function": "count"}]
     body = {"predicate": "region <= 6", "kept-max": 0, "engine": engine, "grouping": [grouping_column]}
     for _ in range(runs):
@@ -32,8 +33,8 @@ def list_proposals(client: IndexClient, kind: str) -> list[dict[str, Any]]:
 
 def test_cube_is_proposed_for_the_aggregate_queries_that_it_answers(client: IndexClient) -> None:
     make_table(client, np.random.default_rng(first_seed()), files=6)
-    run_aggregates(client, "region")
-    run_aggregates(client, "id", runs=20)  # Each row has its own id, so no cube can answer these queries.
+    plan_aggregates(client, "region")
+    plan_aggregates(client, "id", runs=20)  # Each row has its own id, so no cube can answer these queries.
     (cube,) = list_proposals(client, "cube")
     command, _ = cube["commands"]
     options = "--columns region --measures 'count(*),max(day)'"
@@ -55,7 +56,7 @@ def test_cube_is_proposed_for_the_aggregate_queries_that_it_answers(client: Inde
 @pytest.mark.slow
 def test_no_cube_is_proposed_for_an_engine_that_does_not_use_cubes(client: IndexClient) -> None:
     make_table(client, np.random.default_rng(first_seed()), files=3)
-    run_aggregates(client, "region", engine="spark")
+    plan_aggregates(client, "region", engine="spark")
     assert list_proposals(client, "cube") == []
 
 

@@ -80,7 +80,8 @@ def test_recorded_times_correct_later_predictions_of_seconds() -> None:
         recorded_reads = Reads(files=1, bytes=100, seconds=recorded_s)
         return AppliedProposal(proposal, applied_ms=0, measured=None, recorded=recorded_reads, timed=timed_count)
 
-    # A proposal counts from 20 timed statements on. One proposal corrects by half of the error, and many by all of it.
+    # A proposal counts from 20 timed statements on. One proposal corrects by the square root of the
+    # error, and many proposals by all of it.
     assert compute_time_corrections([build_applied_proposal(1.0, 2.0, timed_count=19)]) == {}
     assert compute_time_corrections([build_applied_proposal(1.0, 2.0, timed_count=20)])["cluster"] == pytest.approx(
         2**0.5, abs=0.01

@@ -38,17 +38,20 @@ def test_no_proposal_undoes_the_index_that_was_applied_before(client: IndexClien
 
 
 def test_index_share_of_merged_files_equals_the_share_of_files_with_the_value() -> None:
-    """Files with random values are merged in random groups. The test counts the groups that have each value."""
+    """An index opens the files that have a value. Their predicted share after a merge equals the counted share.
+
+    Files with random values are merged in random groups, and the test counts the groups that have each value.
+    """
     rng = np.random.default_rng(first_seed())
-    files, values = 24, 400
-    contents = [rng.choice(values, rng.integers(5, 60), replace=False) for _ in range(files)]
-    counts = np.bincount(np.concatenate(contents), minlength=values)
-    column = SampledColumn(1, "long", np.arange(values), np.concatenate(contents).astype(np.int32) + 1, counts)
+    files, value_count = 24, 400
+    contents = [rng.choice(value_count, rng.integers(5, 60), replace=False) for _ in range(files)]
+    counts = np.bincount(np.concatenate(contents), minlength=value_count)
+    column = SampledColumn(1, "long", np.arange(value_count), np.concatenate(contents).astype(np.int32) + 1, counts)
     sample = RowSample({1: column}, files, int(counts.sum()))
     for new_files in (1, 3, 8, 24):
         predicted_shares, counted_shares = [], []
         for value in np.flatnonzero(counts):
-            condition = DrawnCondition(1, np.arange(values) == value, 1)
+            condition = DrawnCondition(1, np.arange(value_count) == value, 1)
             predicted_shares.append(compute_hit_share([condition], sample, files, new_files))
             merged_groups = rng.permutation(files).reshape(new_files, -1)
             counted_shares.append(np.mean([any(value in contents[file] for file in group) for group in merged_groups]))

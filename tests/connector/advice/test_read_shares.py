@@ -11,43 +11,50 @@ from seamark.metaserver.planner.advice.replay import DrawnCondition, DrawnStatem
 from seamark.metaserver.planner.advice.row_samples import RowSample, SampledColumn
 from tests.seeds import first_seed
 
-FILES, ROWS, CODES, DAYS = 32, 100, 400, 365
-CODE, DAY = 1, 2
+FILES, ROWS, SHOPS, DAYS = 32, 100, 400, 365
+SHOP, DAY = 1, 2
 """The ids of the columns."""
 
 
-def make_sample(codes: Longs, days: Longs) -> RowSample:
-    """Return all rows of a table as a sample. The arrays are int64[files, rows]; the codes of the values start at 1."""
+def make_sample(shops: Longs, days: Longs) -> RowSample:
+    """Return all rows of a table as a sample.
+
+    The arrays are int64[files, rows] with the values of the columns SHOP and DAY. In the sample, the code of a value is
+    its position among the sorted values of its column, from 1.
+    """
     columns = {}
-    for column_id, values, count in ((CODE, codes, CODES), (DAY, days, DAYS)):
+    for column_id, values, count in ((SHOP, shops, SHOPS), (DAY, days, DAYS)):
         file_counts = np.sum([np.bincount(np.unique(file), minlength=count + 1) for file in values], axis=0)
         flat_values = values.ravel().astype(np.int32)
         columns[column_id] = SampledColumn(column_id, "long", np.arange(1, count + 1), flat_values, file_counts)
-    return RowSample(columns, len(codes), codes.size)
+    return RowSample(columns, len(shops), shops.size)
 
 
 def make_layout(sample: RowSample, files: int) -> SimulatedLayout:
     """Return the exact bounds of the files of a sample."""
     codes = {column_id: column.codes.reshape(files, -1) for column_id, column in sample.columns.items()}
     return SimulatedLayout(
-        {column_id: values.min(axis=1) for column_id, values in codes.items()},
-        {column_id: values.max(axis=1) for column_id, values in codes.items()},
-        dict.fromkeys(codes, np.zeros(files, np.bool_)),
-        np.full(files, 1 / files),
+        lower={column_id: values.min(axis=1) for column_id, values in codes.items()},
+        upper={column_id: values.max(axis=1) for column_id, values in codes.items()},
+        has_nulls=dict.fromkeys(codes, np.zeros(files, np.bool_)),
+        weights=np.full(files, 1 / files),
     )
 
 
 def draw_statements(sample: RowSample, rng: np.random.Generator, count: int = 120) -> list[DrawnStatement]:
-    """Draw statements that compare the code. Half of them also compare the day with 15 days around a row's day."""
+    """Draw statements that compare SHOP with 1 to 3 values. Half of them also compare DAY with a range of 31 days.
+
+    The values are codes of the sample. One row of the table satisfies both conditions.
+    """
     statements = []
     for _ in range(count):
         row = rng.integers(sample.rows)
-        codes = {sample.columns[CODE].codes[row], *rng.integers(1, CODES + 1, rng.integers(0, 3))}
-        conditions = [(DrawnCondition(CODE, np.isin(np.arange(CODES + 1), list(codes)), len(codes)),)]
+        codes = {sample.columns[SHOP].codes[row], *rng.integers(1, SHOPS + 1, rng.integers(0, 3))}
+        conditions = [(DrawnCondition(SHOP, np.isin(np.arange(SHOPS + 1), list(codes)), len(codes)),)]
         if rng.random() < 0.5:
             is_near = np.abs(np.arange(DAYS + 1) - sample.columns[DAY].codes[row]) <= 15
             is_near[0] = False  # The code 0 means null.
-            conditions.append((DrawnCondition(DAY, is_near, values=0),))  # 0 values mean a range.
+            conditions.append((DrawnCondition(DAY, is_near, named_values=0),))  # 0 values mean a range.
         statements.append(DrawnStatement(fingerprint="a", weight=1.0, conditions=tuple(conditions)))
     return statements
 
@@ -55,7 +62,11 @@ def draw_statements(sample: RowSample, rng: np.random.Generator, count: int = 12
 def count_read_shares(
     sample: RowSample, files: int, statements: list[DrawnStatement], indexed_id: int | None
 ) -> list[float]:
-    """Return the share of the files that each statement reads by bounds and an index, from the values of each file."""
+    """Return the share of the files that each statement reads.
+
+    A file is read if its bounds permit each condition, and if it has a value of each condition on the column
+    `indexed_id`. The values come from the rows of the file.
+    """
     codes = {column_id: column.codes.reshape(files, -1) for column_id, column in sample.columns.items()}
     shares = []
     for statement in statements:
@@ -72,21 +83,22 @@ def count_read_shares(
 
 @pytest.mark.parametrize("spread", [0, 20, 100, 10_000])
 def test_files_that_bounds_and_an_index_both_leave_out_count_once(spread: int) -> None:
-    """With a small spread, rows are nearly sorted by code, so the bounds of the code keep few files.
+    """With a small spread, rows are nearly sorted by shop, so the bounds of the shop keep few files.
 
     With the largest spread, the order is random, so the bounds keep all files.
     """
     rng = np.random.default_rng(first_seed() + spread)
-    frequencies = 1 / np.arange(1, CODES + 1) ** 0.5
-    codes = rng.choice(np.arange(1, CODES + 1), FILES * ROWS, p=frequencies / frequencies.sum())
-    order = np.argsort(codes + rng.uniform(0, spread, len(codes)), kind="stable")
-    sample = make_sample(codes[order].reshape(FILES, ROWS), rng.integers(1, DAYS + 1, (FILES, ROWS)))
+    frequencies = 1 / np.arange(1, SHOPS + 1) ** 0.5
+    shops = rng.choice(np.arange(1, SHOPS + 1), FILES * ROWS, p=frequencies / frequencies.sum())
+    order = np.argsort(shops + rng.uniform(0, spread, len(shops)), kind="stable")
+    sample = make_sample(shops[order].reshape(FILES, ROWS), rng.integers(1, DAYS + 1, (FILES, ROWS)))
     statements = draw_statements(sample, rng)
     layout = make_layout(sample, FILES)
-    for indexed_id in (None, CODE):
+    for indexed_id in (None, SHOP):
+        # The index keeps no file (0.0) without a matching value.
         indexes = {} if indexed_id is None else {0.0: frozenset([indexed_id])}
         replayed = ReplayedFiles(layout, files=FILES, new_files=FILES, buckets={}, indexes=indexes)
-        predicted_shares = compute_read_shares(replayed, statements, sample)[1]
+        _, predicted_shares = compute_read_shares(replayed, statements, sample)
         counted_shares = count_read_shares(sample, FILES, statements, indexed_id)
         # The prediction estimates which files the index keeps, so it may differ from the count by 15 %.
         assert predicted_shares.mean() == pytest.approx(np.mean(counted_shares), rel=0.15), indexed_id
@@ -94,31 +106,31 @@ def test_files_that_bounds_and_an_index_both_leave_out_count_once(spread: int) -
 
 def test_index_of_a_table_that_is_clustered_by_the_same_column_keeps_what_the_bounds_keep() -> None:
     rng = np.random.default_rng(first_seed())
-    codes, days = rng.integers(1, CODES + 1, (FILES, ROWS)), rng.integers(1, DAYS + 1, (FILES, ROWS))
+    codes, days = rng.integers(1, SHOPS + 1, (FILES, ROWS)), rng.integers(1, DAYS + 1, (FILES, ROWS))
     sample = make_sample(codes, days)
     statements = draw_statements(sample, rng)
-    order = np.argsort(sample.columns[CODE].codes, kind="stable")
-    replayed = ReplayedFiles(simulate_layout(sample, order, FILES), FILES, FILES, {}, {0.0: frozenset([CODE])})
-    predicted_shares = compute_read_shares(replayed, statements, sample)[1]
+    order = np.argsort(sample.columns[SHOP].codes, kind="stable")
+    replayed = ReplayedFiles(simulate_layout(sample, order, FILES), FILES, FILES, {}, {0.0: frozenset([SHOP])})
+    _, predicted_shares = compute_read_shares(replayed, statements, sample)
     clustered = make_sample(codes.ravel()[order].reshape(FILES, ROWS), days.ravel()[order].reshape(FILES, ROWS))
-    counted_shares = count_read_shares(clustered, FILES, statements, CODE)
+    counted_shares = count_read_shares(clustered, FILES, statements, SHOP)
     assert predicted_shares.mean() == pytest.approx(np.mean(counted_shares), rel=0.3)
 
 
 def test_index_on_the_column_of_the_buckets_leaves_out_files_of_the_read_bucket() -> None:
     rng = np.random.default_rng(first_seed())
     buckets = 4
-    bucket_of_code = np.append(0, rng.permutation(CODES) % buckets)
+    bucket_of_code = np.append(0, rng.permutation(SHOPS) % buckets)
     files = []
     for number in range(FILES):
         own_codes = np.flatnonzero(bucket_of_code[1:] == number % buckets) + 1
         files.append(rng.choice(own_codes, ROWS))
     sample = make_sample(np.array(files), rng.integers(1, DAYS + 1, (FILES, ROWS)))
     statements = [
-        DrawnStatement("a", 1.0, ((DrawnCondition(CODE, np.arange(CODES + 1) == code, 1),),))
-        for code in rng.choice(sample.columns[CODE].codes, 60)
+        DrawnStatement("a", 1.0, ((DrawnCondition(SHOP, np.arange(SHOPS + 1) == code, 1),),))
+        for code in rng.choice(sample.columns[SHOP].codes, 60)
     ]
-    replayed = ReplayedFiles(make_layout(sample, FILES), FILES, FILES, {CODE: buckets}, {0.0: frozenset([CODE])})
-    predicted_shares = compute_read_shares(replayed, statements, sample)[1]
-    counted_shares = count_read_shares(sample, FILES, statements, CODE)
+    replayed = ReplayedFiles(make_layout(sample, FILES), FILES, FILES, {SHOP: buckets}, {0.0: frozenset([SHOP])})
+    _, predicted_shares = compute_read_shares(replayed, statements, sample)
+    counted_shares = count_read_shares(sample, FILES, statements, SHOP)
     assert predicted_shares.mean() == pytest.approx(np.mean(counted_shares), rel=0.15)

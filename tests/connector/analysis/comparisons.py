@@ -236,7 +236,7 @@ class Comparisons:
         return texts
 
     def draw_cross_condition(self, scope: Scope) -> str:
-        """Return a condition that equates columns of two tables."""
+        """Return a condition that compares columns of two tables: in most cases an equality, else an inequality."""
         owner = self.rng.choice([column.owner for column in scope])
         columns_of_sides = (
             [column for column in scope if column.owner == owner],
@@ -429,6 +429,7 @@ class Comparisons:
         ]
 
     def list_arithmetic_drawers(self, name: str, kind: str) -> Drawers:
+        """Return functions that draw comparisons of an arithmetic expression on a column of this type."""
         drawers: Drawers = []
         if kind == "long":
             drawers += [
@@ -454,7 +455,7 @@ class Comparisons:
             ["1.19", "0.5", "3", "(-2)", "(-0.7)", "100", *(["1.1e0"] if kind == "double" else [])]
         )
         if kind in ("long", "decimal(9, 2)", "double"):
-            # DuckDB multiplies numbers of up to 18 digits, so large numbers are left out.
+            # DuckDB multiplies numbers of up to 18 digits, so `% 5000` makes them small. nullif replaces 0 by null.
             product = f"{name} * {factor}" if kind != "long" else f"(nullif({name}, {name} // 9) % 5000) * {factor}"
             value = self.rng.choice(["1", "1.785", "-1.5", "2.975", "0", "0.3"])
             drawers += [

@@ -255,7 +255,8 @@ class RandomStatements(Comparisons):
     def draw_filtered_query(self, source: str, where: str, scope: Scope) -> tuple[str, list[tuple[str, str]]]:
         """Return a query with one group of all rows.
 
-        In most cases each aggregate has a FILTER and counts only the rows that pass it.
+        In most cases each aggregate counts only the rows that pass a condition, which is in a FILTER or in its
+        argument.
         """
         candidates = [column for column in scope if self.can_name(column, scope)]
         items = []
@@ -302,9 +303,10 @@ class RandomStatements(Comparisons):
         return text, columns
 
     def draw_recursive(self, relations: list[StoredRelation], name: str) -> tuple[str, list[tuple[str, str]]] | None:
-        """Return a recursive query on two columns of a table.
+        """Return a recursive query on up to three bigint columns of a table, and its columns.
 
-        Each step selects the rows whose first column has a value of the previous step, and returns their other column.
+        The first step returns a column of the table. Each further step selects the rows whose second column has a value
+        of the previous step, and returns their third column. If no table has a bigint column, the result is None.
         """
         hidden_names = {relation.name.lower() for relation in relations} | {name.lower()}
         candidates = [

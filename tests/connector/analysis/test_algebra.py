@@ -69,7 +69,10 @@ def test_nullable_output_receives_only_conditions_that_reject_null() -> None:
 
 
 def test_two_extremes_in_one_block_have_no_common_origin_row() -> None:
-    """The minimum and the maximum can come from different rows."""
+    """An origin is a table whose row has the values of several output columns.
+
+    The minimum and the maximum can come from different rows, so they have no common origin.
+    """
     table = Table({"a": "long", "b": "long", "k": "long"})
     outputs = AttributeOutputs({"k": (0, "k")})
     extremes = {name: Extreme((0, column), MINIMUM) for name, column in (("low", "a"), ("high", "b"))}

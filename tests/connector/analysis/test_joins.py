@@ -392,7 +392,8 @@ def test_columns_are_limited_by_columns_of_other_tables(join: str, expected: lis
         ),
         ("day >= (SELECT first FROM d WHERE name = 'x')", ["day>=d.first"]),
         ("day < ANY (SELECT first FROM d)", ["day<d.first"]),
-        # The extreme is of fewer rows than the condition needs, so it limits the column on one side.
+        # The subquery has a condition that the analysis does not support, so its extreme is of fewer rows than the
+        # known condition selects. The extreme of the rows of the known condition limits the column on one side only.
         ("day >= (SELECT max(first) FROM d WHERE lower(name) = 'x')", []),
         (
             "day <= (SELECT max(first) FROM d WHERE name LIKE '%x%' AND low = 1)",

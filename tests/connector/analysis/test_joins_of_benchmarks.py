@@ -50,7 +50,15 @@ def find_limiting_joins(sql: str, table: str, tables: dict[str, tuple[str, int]]
 def plan_joins(
     sql: str, tables: dict[str, tuple[str, int]]
 ) -> tuple[dict[PlannedScan, tuple[Dimension, ...]], list[tuple[str, list[str]]]]:
-    """Return the joins of each scan, and, for each table, the reasons why further joins are not requested."""
+    """Return the joined tables by which each scan can leave out files, and why other joins are not requested.
+
+    Args:
+        sql: The statement.
+        tables: The names of the columns and the size in bytes of each table, by its name.
+
+    Returns:
+        The joined tables by scan, and (table, reasons) for each scan.
+    """
     columns_by_table = {
         (None, None, name): KnownTable(
             version="1",
@@ -62,7 +70,7 @@ def plan_joins(
         for name, (columns, size) in tables.items()
     }
     scans = find_scans(sql, find_columns=lambda names: columns_by_table[names].columns)
-    planned_scans = {number: PlannedScan(scan, "c", (scan.table,)) for number, scan in enumerate(scans)}
+    planned_scans = {number: PlannedScan(scan, catalog="c", table=(scan.table,)) for number, scan in enumerate(scans)}
     chosen_dimensions = find_dimensions(planned_scans, columns_by_table)
     reasons = [
         (planned_scan.table[0], explain_unrequested_joins(number, planned_scans, columns_by_table, chosen_dimensions))

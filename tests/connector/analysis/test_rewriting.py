@@ -24,7 +24,7 @@ from seamark.connector.plans.async_client import KnownTable, TablePlanRequest, T
 from seamark.connector.trino import rewriter as rewriter_module
 from seamark.connector.trino.protocol import circuit_breaker
 from seamark.connector.trino.protocol.circuit_breaker import FAILURES_MAX
-from seamark.connector.trino.protocol.sessions import Session, prepare, read_session
+from seamark.connector.trino.protocol.sessions import Session, read_session, set_prepared_statement
 from seamark.connector.trino.rewrite_results import RewriteResult
 from seamark.connector.trino.rewriter import RewriteLimits
 from tests.connector.trino.played import (
@@ -333,7 +333,7 @@ async def test_time_travel_to_a_snapshot_is_planned_at_that_snapshot() -> None:
     statement = "SELECT * FROM t FOR VERSION AS OF 5 WHERE id = 1"
     rewrite, plan_requests = await run_rewrite(statement)
     assert rewrite.statement == "SELECT * FROM t FOR VERSION AS OF 100 WHERE id = 1"
-    assert [(request.snapshot_id, request.past) for request in plan_requests] == [(5, True)]
+    assert [(request.snapshot_id, request.uses_snapshot_schema) for request in plan_requests] == [(5, True)]
     rewrite, _ = await run_rewrite(f"EXECUTE IMMEDIATE '{statement.replace('1', '?')}' USING 1")
     assert rewrite.statement is not None
     assert "FROM t FOR VERSION AS OF 100 WHERE id = ?' USING 1" in rewrite.statement
@@ -343,7 +343,9 @@ async def test_time_travel_to_a_branch_is_planned_at_the_branchs_snapshot() -> N
     statement = "SELECT * FROM t FOR VERSION AS OF 'it''s' WHERE id = 1"
     rewrite, plan_requests = await run_rewrite(statement)
     assert rewrite.statement == "SELECT * FROM t FOR VERSION AS OF 100 WHERE id = 1"
-    assert [(request.snapshot_id, request.ref, request.past) for request in plan_requests] == [(None, "it's", True)]
+    assert [(request.snapshot_id, request.ref, request.uses_snapshot_schema) for request in plan_requests] == [
+        (None, "it's", True)
+    ]
     rewrite, _ = await run_rewrite("EXECUTE IMMEDIATE '" + statement.replace("'", "''") + "'")
     assert rewrite.statement == "EXECUTE IMMEDIATE 'SELECT * FROM t FOR VERSION AS OF 100 WHERE id = 1'"
     union_of_branches = (
@@ -374,8 +376,13 @@ async def test_table_and_its_branch_are_rewritten_only_in_one_consistent_state(
 
 
 async def test_table_is_not_rewritten_if_its_branch_has_no_plan() -> None:
+    """The server has no plan for the table at the branch, which the request with `past` asks for.
+
+    A branch can move before the engine reads it, so the other reference to the table stays unchanged too.
+    """
+
     def plan(request: TablePlanRequest) -> dict[str, Any]:
-        return {"plan_snapshot_id": None} if request.past else {}
+        return {"plan_snapshot_id": None} if request.uses_snapshot_schema else {}
 
     known_table = KnownTable("1", COLUMNS["t"], snapshot_id=7, size_bytes=1 << 30, files=100, refs={"audit": 7})
     known_tables = {"t": known_table}
@@ -397,7 +404,7 @@ async def test_prepared_statement_is_rewritten_in_the_header_that_holds_it() -> 
     assert (rewrite.prepared, rewrite.statement) == ("p", "SELECT * FROM t FOR VERSION AS OF 100 WHERE id = ?")
     assert plan_requests[0].filter == parse_filter("id = 5")
     headers = CIMultiDict([("X-Trino-Prepared-Statement", "q=SELECT+%2A+FROM+u+WHERE+y+%3D+%3F,p=x"), ("X-Other", "1")])
-    prepare(headers, "p", rewrite.statement or "")
+    set_prepared_statement(headers, "p", rewrite.statement or "")
     assert read_session(CIMultiDictProxy(headers)).prepared == {**texts, "p": rewrite.statement}
     assert headers["X-Other"] == "1"
 

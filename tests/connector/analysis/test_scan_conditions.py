@@ -439,8 +439,8 @@ def test_field_of_a_struct_does_not_filter_a_dimension() -> None:
     text = "SELECT 1 FROM shops, sales WHERE s_id = id AND delivery.zone = 3"
     shops, sales = find_scans(text, find_columns=lambda names: STRUCTS.get(names[2]))
     assert sales.columns == {"delivery"}
-    planned_sales = PlannedScan(sales, "sea", ("db", "sales"))
-    assert Dimension(planned_sales, 1, 1, shops.joins[0], ()).request().filter is None
+    planned_sales = PlannedScan(sales, catalog="sea", table=("db", "sales"))
+    assert Dimension(planned_sales, snapshot_id=1, files=1, join=shops.joins[0], dimensions=()).request().filter is None
     alternatives = "SELECT 1 FROM shops, sales WHERE s_id = id AND (delivery.zone = 3 OR shops.zone = 4)"
     assert [
         scan.joins[0].any_of for scan in find_scans(alternatives, find_columns=lambda names: STRUCTS.get(names[2]))

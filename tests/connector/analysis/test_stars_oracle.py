@@ -18,7 +18,7 @@ from seamark.connector.analysis.scans import find_scans
 from seamark.connector.plans.scan import Scan
 from tests.connector.analysis.comparisons import KINDS, VALUES, StoredRelation
 from tests.connector.analysis.test_scans_oracle import check_same_rows, count_rows
-from tests.connector.duckdb.test_statements_oracle import check_one
+from tests.connector.duckdb.test_statements_oracle import check_random_query
 from tests.seeds import examples, first_seed
 
 TABLES = {
@@ -55,7 +55,7 @@ LITERALS_BY_KIND = {
 class Stars:
     """A star schema and random queries on it.
 
-    The class has the interface of `RandomStatements`, which `check_one` requires.
+    The class has the interface of `RandomStatements`, which `check_random_query` requires.
     """
 
     def __init__(self, rng: random.Random) -> None:
@@ -214,7 +214,7 @@ def run_campaign(seed: int, star_count: int, query_count: int) -> tuple[Counter[
                     rng, connection, text, scans, count_rows(connection, text), seed_text
                 )
                 count_query_forms(counts, scans)
-                check_one(rng, statements, connection, duckdb_counts, seed_text)  # type: ignore[arg-type]
+                check_random_query(rng, statements, connection, duckdb_counts, seed_text)  # type: ignore[arg-type]
     return counts, duckdb_counts
 
 

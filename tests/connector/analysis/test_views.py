@@ -427,7 +427,7 @@ async def test_rewritten_statement_names_the_view_so_that_trino_checks_its_rules
 
 
 async def test_views_stay_unchanged_for_a_session_without_a_user() -> None:
-    """A plan view belongs to one user."""
+    """A plan view is a copy of a view that reads stored plans, and belongs to one user."""
     server = NumberedPlans(views={"v": PLAIN_VIEW})
     async with open_rewriter(server) as rewriter:
         rewrite = await rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", replace(SESSION, user=""))

@@ -17,7 +17,7 @@ import pytest
 from seamark.connector.analysis.algebra.relations import COMPUTED
 from seamark.connector.analysis.lexer import UnsupportedStatement
 from seamark.connector.analysis.scans import find_result_types, find_scans, parse_query, read_from_view
-from seamark.connector.analysis.views import BEFORE, plan_view_query
+from seamark.connector.analysis.views import QUERY_PREFIX, plan_view_query
 from seamark.connector.plans.scan import Scan
 from seamark.connector.plans.splices import Replacement, splice
 from tests.connector.analysis.comparisons import StoredRelation, quote
@@ -119,8 +119,11 @@ class PlanViews:
     remaining_views: int = 0
     """The number of views that the test may still replace, because nested views can contain very many views."""
 
-    def replace_views(self, scans: tuple[Scan, ...], depth: int = 0) -> tuple[list[Replacement], list[str]]:
-        """Return replacements of views by plan views, and the names of the plan views."""
+    def store_plan_views(self, scans: tuple[Scan, ...], depth: int = 0) -> tuple[list[Replacement], list[str]]:
+        """Store a plan view, which has only the needed rows, for each view that is read.
+
+        Return the replacements of the views by plan views in the statement, and the names of the plan views.
+        """
         replacements, plan_views = [], []
         for number, scan in enumerate(scans):
             name = f"{scan.table}~plan~{depth}~{number}"
@@ -131,16 +134,20 @@ class PlanViews:
         return replacements, plan_views
 
     def store_plan_view(self, scan: Scan, name: str, depth: int) -> bool:
-        """Store the rows of the plan view as the table `name`. Return False if the plan leaves nothing out."""
+        """Store the needed rows of a view as the table `name`. Return False if the plan leaves nothing out."""
         self.remaining_views -= 1
         text, predicate = self.texts[scan.table], scan.predicate or "TRUE"
         view_query = plan_view_query(text, scan.table, predicate)
         inner_scans = find_scans(view_query, find_columns=self.view_columns)
+        # The view's text follows the text QUERY_PREFIX, and each of its tables must be found within the view's text.
         assert all(
-            len(BEFORE) <= replacement.start < replacement.end <= len(BEFORE) + len(text) for replacement in inner_scans
+            len(QUERY_PREFIX) <= replacement.start < replacement.end <= len(QUERY_PREFIX) + len(text)
+            for replacement in inner_scans
         )
         # One view in ten keeps its nested views.
-        replacements, plan_views = self.replace_views(inner_scans, depth + 1) if self.rng.random() < 0.9 else ([], [])
+        replacements, plan_views = (
+            self.store_plan_views(inner_scans, depth + 1) if self.rng.random() < 0.9 else ([], [])
+        )
         table_scans = drop_view_scans(inner_scans, self.views)
         if not plan_views and not any(scan.predicate or scan.joins for scan in table_scans):
             return False
@@ -170,6 +177,13 @@ class PlanViews:
 
 
 def run_campaign(seed: int, lake_count: int) -> Counter[str]:
+    """Check that random statements return the same rows after their views and tables are replaced.
+
+    Views are replaced by their needed rows (plan views), tables by their needed rows (plan tables), or both.
+
+    Returns:
+        The number of statements and views by what was replaced.
+    """
     counts: Counter[str] = Counter()
     for rng, statements, connection in draw_lakes(seed, lake_count):
         # Without this, DuckDB 2.0 evaluates EXISTS over a LEFT JOIN with an empty table as false.
@@ -193,7 +207,7 @@ def run_campaign(seed: int, lake_count: int) -> Counter[str]:
                 scan.table in views and scan.predicate is not None for scan in scans
             )
             plan_views.remaining_views = VIEWS_MAX
-            replacements, plan_view_names = plan_views.replace_views(scans)
+            replacements, plan_view_names = plan_views.store_plan_views(scans)
             text_over_views = splice(text, replacements)
             table_scans = drop_view_scans(scans, views)
             text_over_tables, plan_tables, _ = store_plan_tables(rng, connection, text, table_scans)

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from seamark.connector.cubes.dialects import DUCKDB, NotFromCube
-from seamark.connector.cubes.sketch_calls import write_count, write_sketch
+from seamark.connector.cubes.sketch_calls import format_count_sql, format_sketch_sql
 from seamark.connector.cubes.statements import CubeTable
 from seamark.connector.duckdb.cube_queries import GROUPS, DuckDBCubeQuery
 from seamark.connector.duckdb.sketch_functions import create_functions
@@ -137,8 +137,8 @@ class RandomDuckDBAggregates(RandomAggregates):
         return f"{text} ORDER BY {order}, 1, 2 LIMIT {rng.randint(1, 4)}"
 
 
-def build_entry(rng: random.Random, cube: IndexDefinition, file: pa.Table) -> pa.RecordBatch | None:
-    """Return the groups of a file, or None if the file has no groups, so that its rows are read."""
+def draw_entry(rng: random.Random, cube: IndexDefinition, file: pa.Table) -> pa.RecordBatch | None:
+    """Return the groups of a file. In 3 cases of 10, return None as for a file without groups, whose rows are read."""
     try:
         return group_rows(cube.terms, cube.measures, index_columns_by_id(file)) if rng.random() < 0.7 else None
     except ValueError:  # A value does not fit into its type.
@@ -173,7 +173,7 @@ def sketch_rows(text: str) -> str:
     """Return the query with sketches of all rows, because DuckDB's own sketches differ from those of cubes."""
 
     def replace_call(call: re.Match[str]) -> str:
-        return write_count(write_sketch(call[1], DUCKDB.types[str(TYPES[call[1]])]), call[2] or "")
+        return format_count_sql(format_sketch_sql(call[1], DUCKDB.types[str(TYPES[call[1]])]), call[2] or "")
 
     return re.sub(r"approx_count_distinct\((\w+)\)( FILTER \(WHERE (?:[^()]|\([^()]*\))*\))?", replace_call, text)
 
@@ -186,14 +186,15 @@ def run_case(con: duckdb.DuckDBPyConnection, seed: int, queries: int) -> Counter
     """Compare random queries of one random table with and without one cube.
 
     Returns:
-        The number of queries by whether the cube can answer them.
+        The number of queries by outcome: "no: " and the reason for which the cube cannot answer, "rows" if no file has
+        usable groups, "cube", or "cube and condition" if files must also be checked for a condition.
     """
     rng = random.Random(seed)
     aggregates, counts = RandomDuckDBAggregates(rng), Counter[str]()
     dimensions, measures = aggregates.draw_cube()
     cube = define_index("cube", "cube", dimensions, SCHEMA, measures=measures)
     files = [draw_file(rng) for _ in range(rng.randint(1, 4))]
-    entries = [build_entry(rng, cube, file) for file in files]
+    entries = [draw_entry(rng, cube, file) for file in files]
     store_rows(con, "t", pa.concat_tables(files))
     for _ in range(queries):
         text = aggregates.query(dimensions, measures, "t")
@@ -214,13 +215,14 @@ def run_case(con: duckdb.DuckDBPyConnection, seed: int, queries: int) -> Counter
             counts["rows"] += 1
             continue
         rows = [file for file, entry in zip(files, covered_entries, strict=True) if entry is None]
+        # The rewritten query reads the groups of the cube and the rows of the other files.
         con.register(GROUPS, pa.Table.from_batches(groups))
         store_rows(con, "rest", pa.concat_tables(rows or [files[0].slice(0, 0)]))
-        expected, sketched = con.sql(text), con.sql(sketch_rows(text))
+        expected, expected_with_sketches = con.sql(text), con.sql(sketch_rows(text))
         actual = con.sql(query.write("rest" if rows else None))
         message = f"seed {seed}: {text}\n{query.write('rest')}"
         assert (actual.columns, actual.types) == (expected.columns, expected.types), message
-        assert count_rows(actual) == count_rows(sketched), message
+        assert count_rows(actual) == count_rows(expected_with_sketches), message
         counts["cube and condition" if query.translated.row_condition else "cube"] += 1
     return counts
 

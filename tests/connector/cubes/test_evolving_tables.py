@@ -235,7 +235,10 @@ class EvolvingTable:
 
 
 def _write_dimension(text: str) -> str:
-    """Return a dimension of a definition as an expression in SQL."""
+    """Return the SQL expression by which queries group a dimension.
+
+    Queries group by month if the cube has the days or months of a column.
+    """
     unit, bracket, column = text.removesuffix(")").partition("(")
     if not bracket:
         return _quote_path(text)

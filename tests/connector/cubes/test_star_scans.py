@@ -30,6 +30,9 @@ RENAMED_FIELDS = (
 def build_facts(attribute_id: int) -> TableMetadata:
     """Return the metadata of a table `facts` with a cube that groups by a column of `db.shops`.
 
+    `lookup[db.shops@7:1:ID:TYPE](shop_id)` is the value of the field ID in the row of `db.shops` whose field 1 equals
+    `shop_id`, at snapshot 7. The id 0 stands for whether this row exists.
+
     Args:
         attribute_id: The field id of the column. The cube reads it from snapshot 7 of `db.shops`.
     """
@@ -60,12 +63,15 @@ async def load_tables(*tables: TableMetadata) -> list[KnownTable]:
 
 
 def translate_to_cube(tables: Sequence[KnownTable]) -> str:
-    """Return the statement that reads groups of a cube of the first table."""
+    """Return the statement that reads the groups of the cube of `facts` instead of joining `facts` with `shops`."""
     scans = []
     for name, table in zip(("facts", "shops"), tables, strict=True):
         start = TEXT.index(f"db.{name}")
         end, name_start = start + len(f"db.{name}"), start + len("db.")
-        scan = Scan(None, "db", name, start, end, name_start, None, None, None, None)
+        scan = Scan(
+            catalog=None, schema="db", table=name, start=start, end=end, name_start=name_start,
+            alias_needed=None, snapshot_id=None, version_span=None, condition=None,
+        )  # fmt: skip
         scans.append(StarScan(scan, ("db", name), table, f"db.{name} FOR VERSION AS OF {table.snapshot_id}"))
     tree = sqlglot.parse_one(TEXT, dialect="trino")
     _, statement = translate_star(tree, scans, lambda node: int(node.parts[0].meta["start"]), TRINO, floats=True)

@@ -85,7 +85,9 @@ def run_case(con: duckdb.DuckDBPyConnection, seed: int, queries: int) -> Counter
     """Compare random queries of one random table with and without one cube.
 
     Returns:
-        The number of queries by whether the cube can answer them.
+        The number of queries by outcome: "invalid: " and DuckDB's error, "no: " and the reason for which the cube
+        cannot answer, "rows" if no file has usable groups, "overflow", "cube", or "cube and condition" if files must
+        also be checked for a condition.
     """
     rng = random.Random(seed)
     wide_queries, counts = WideQueries(rng, DUCKDB), Counter[str]()
@@ -122,6 +124,7 @@ def run_case(con: duckdb.DuckDBPyConnection, seed: int, queries: int) -> Counter
             counts["rows"] += 1
             continue
         row_files = [file for file, entry in zip(files, covered_entries, strict=True) if entry is None]
+        # The rewritten query reads the groups of the cube and the rows of the other files.
         con.register(GROUPS, pa.Table.from_batches(groups))
         store_rows(con, "rest", pa.concat_tables(row_files or [files[0].slice(0, 0)]))
         message = f"seed {seed}: {text}\n{query.write('rest')}"
@@ -157,8 +160,13 @@ def test_random_queries_return_the_same_rows_over_groups(con: duckdb.DuckDBPyCon
     assert counts["cube and condition"] > counts.total() / 100, counts.most_common(20)
 
 
-def test_grouping_sets_that_name_a_column_in_two_ways_read_rows(con: duckdb.DuckDBPyConnection) -> None:
-    """DuckDB returns null for `k` in a grouping set that has only `a.k`, but all names are equal over groups."""
+def test_grouping_sets_that_name_a_column_in_two_ways_are_not_answered_from_a_cube(
+    con: duckdb.DuckDBPyConnection,
+) -> None:
+    """DuckDB returns null for `k` in a grouping set that has only `a.k`.
+
+    A query over the groups of a cube cannot distinguish these two names of one column.
+    """
     cube = define_index("cube", "cube", ["k"], SCHEMA, measures=["count(*)"])
     store_rows(con, "t", draw_rows(random.Random(1), 5))
     for text, is_refused in (
@@ -177,13 +185,16 @@ def test_grouping_sets_that_name_a_column_in_two_ways_read_rows(con: duckdb.Duck
             DuckDBCubeQuery(con, statement, reference, CubeTable(SCHEMA, (cube,)), floats=True)
 
 
-def test_query_that_sqlglot_writes_with_another_meaning_reads_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In Trino's SQL, sqlglot writes `x IS NOT TRUE` as `NOT x`, which is not true if x is null."""
+def test_query_that_sqlglot_writes_with_another_meaning_is_not_answered_from_a_cube(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In Trino's SQL, sqlglot writes `x IS NOT TRUE` as `NOT x`. For a null x, these are true and null."""
     table = CubeTable(SCHEMA, (define_index("cube", "cube", ["k", "ok"], SCHEMA, measures=["count(*)"]),))
     tree = parse_query("SELECT count(*) FILTER (WHERE ok IS FALSE) FROM t WHERE ((k = 1) IS NOT TRUE) IS TRUE").tree
     text = translate_statement(tree, table, TRINO).write("g", None)
     assert '(NOT ("t"."k" = 1) IS NOT DISTINCT FROM TRUE) IS NOT DISTINCT FROM TRUE' in text
     assert '"t"."ok" IS NOT DISTINCT FROM FALSE' in text
+    # Without the step that replaces these comparisons before the query is written, the query must be refused.
     monkeypatch.setattr(type(TRINO), "prepare", lambda dialect, select: select)
     with pytest.raises(NotFromCube, match="written in another form"):
         translate_statement(tree, table, TRINO)

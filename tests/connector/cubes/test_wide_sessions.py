@@ -56,7 +56,7 @@ class WideWorld(CubeWorld):
                 case "build":
                     self.build()
                 case "damage" if self.rng.random() < 0.3:
-                    self.damage_index_file(loses=self.rng.random() < 0.5)
+                    self.damage_index_file(is_deleted=self.rng.random() < 0.5)
 
 
 def compare_sessions(session: SqlSession, plain_session: SqlSession, text: str, context: str) -> str:
@@ -98,7 +98,7 @@ def compare_in_duckdb(con: duckdb.DuckDBPyConnection, text: str, context: str) -
 def run_case(server: ServerThread, seed: int, queries: int) -> Counter[str]:
     """Change a table at random, and compare queries with and without cubes after each change."""
     rng = random.Random(seed)
-    sessions, duckdb_queries, counts = WideQueries(rng, SEAMARK), WideQueries(rng, DUCKDB), Counter[str]()
+    seamark_queries, duckdb_queries, counts = WideQueries(rng, SEAMARK), WideQueries(rng, DUCKDB), Counter[str]()
     with (
         closing(IndexClient(server.url)) as client,
         SqlSession(server.url) as session,
@@ -112,14 +112,14 @@ def run_case(server: ServerThread, seed: int, queries: int) -> Counter[str]:
             world.append()
         cubes = []
         for _ in range(2):
-            dimensions, measures = sessions.draw_cube()
+            dimensions, measures = seamark_queries.draw_cube()
             measures = define_cube(dimensions, measures)[1]
             world.add_cube(quote_terms(dimensions), quote_terms(measures))
             cubes.append((dimensions, measures))
         world.build()
         for _ in range(3):
             for _ in range(queries):
-                text = sessions.draw_query(*rng.choice(cubes), world.name)
+                text = seamark_queries.draw_query(*rng.choice(cubes), world.name)
                 counts[compare_sessions(session, plain_session, text, f"seed {seed}: {text}")] += 1
                 text = duckdb_queries.draw_query(*rng.choice(cubes), f"sea.{world.name}")
                 counts[f"duckdb {compare_in_duckdb(con, text, f'seed {seed}: {text}')}"] += 1

@@ -71,13 +71,13 @@ def run_case(server: ServerThread, con: duckdb.DuckDBPyConnection, seed: int, qu
                     case "build":
                         world.build()
                     case "damage" if rng.random() < 0.5:
-                        world.damage_index_file(loses=rng.random() < 0.5)
+                        world.damage_index_file(is_deleted=rng.random() < 0.5)
             with open_catalog(server.url) as catalog:
                 snapshots = [snapshot.snapshot_id for snapshot in catalog.load_table(world.name).metadata.snapshots]
             for _ in range(queries):
                 source = f"sea.{world.name}"
                 text = aggregates.query(*rng.choice(world.cubes), source)
-                # Without the alias, the name could have a schema, a table and a column.
+                # The alias `a` of the table removes an ambiguity: in `n.deep.name`, n could also be a schema.
                 text = re.sub(r"(?<!\.)\bn\.deep\.", "a.n.deep.", text)
                 if rng.random() < 0.3:
                     text = text.replace(f"{source} a", f"{source} a AT (VERSION => {rng.choice(snapshots)})")
@@ -170,9 +170,9 @@ def test_distinct_values_are_estimated_from_groups_and_rows(
     sales.delete("n = 0 AND country = 'b'")
     assert rewrite_query(con, text).cube == CubeSummary("cube1", files=1, row_files=1)
     assert seamark.duckdb.sql(con, text).fetchall() == [("a", 10), ("b", 10)]
-    exact_rewritten = rewrite_query(con, text.replace("approx_count_distinct(ts)", "count(DISTINCT ts)"))
-    assert exact_rewritten.cube is not None
-    assert "ts is not a dimension" in str(exact_rewritten.cube.reason)
-    rewritten_for_exact = rewrite_query(con, text, cubes=EXACT)
-    assert rewritten_for_exact.cube is not None
-    assert "is estimated in another way" in str(rewritten_for_exact.cube.reason)
+    rewritten_count_distinct = rewrite_query(con, text.replace("approx_count_distinct(ts)", "count(DISTINCT ts)"))
+    assert rewritten_count_distinct.cube is not None
+    assert "ts is not a dimension" in str(rewritten_count_distinct.cube.reason)
+    rewritten_without_estimates = rewrite_query(con, text, cubes=EXACT)
+    assert rewritten_without_estimates.cube is not None
+    assert "is estimated in another way" in str(rewritten_without_estimates.cube.reason)

@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import duckdb
 import pytest
 
-from seamark.connector.cubes.sketch_calls import write_count, write_sketch
+from seamark.connector.cubes.sketch_calls import format_count_sql, format_sketch_sql
 from seamark.connector.duckdb.sketch_functions import create_functions
 
-QUERY = f"SELECT {write_count(write_sketch('x', 'BIGINT'))} FROM range(3) rows(x)"
+QUERY = f"SELECT {format_count_sql(format_sketch_sql('x', 'BIGINT'))} FROM range(3) rows(x)"
 
 
 @pytest.fixture

@@ -56,6 +56,11 @@ class MarkedTables:
         return f"({text})"
 
     def draw_join_conditions(self, rng: random.Random, path: tuple[int, ...]) -> Iterator[str]:
+        """Yield SQL conditions on the last scan of `path`, for some of its joins with scans outside the path.
+
+        A condition is a comparison with a minimum or maximum of the other table, or an EXISTS with the other table.
+        """
+
         def format_join(join: Join) -> str:
             if join.is_extreme:
                 return format_extreme(join, len(path), self.get_quoted_name(join.scan))
@@ -140,17 +145,22 @@ def run_campaign(seed: int, lakes: int) -> Counter[str]:
             for text in statements.make_tables():
                 connection.execute(text)
             for _ in range(QUERIES_PER_LAKE):
-                check_one(rng, statements, connection, counts, f"seed {seed}/{number}")
+                check_random_query(rng, statements, connection, counts, f"seed {seed}/{number}")
     return counts
 
 
-def check_one(
+def check_random_query(
     rng: random.Random,
     statements: LooseStatements,
     connection: duckdb.DuckDBPyConnection,
     counts: Counter[str],
     seed: str,
 ) -> None:
+    """Check that a random query returns the same rows after its tables are replaced by their needed rows.
+
+    The outcome is added to `counts`. "understood" are queries in which the analysis has found tables, and "periods"
+    those with a join of a date with a day, month or year.
+    """
     text = statements.draw_query(rng.choice([1, 1, 2, 2, 3]))
     try:
         expected = _count_rows(connection, text)

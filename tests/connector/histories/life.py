@@ -288,12 +288,12 @@ class TableHistory:
                 keys=[key.name for key in self._keys],
                 strategy=EQUALITY,
             )
-        # Keys of floats are refused, and keys of partitions that other columns decide.
+        # The server refuses float keys, and keys that do not determine the partition of a row.
         except (Unwritable, InvalidRequest) as error:
             self._touched_ids = set()
             self.counts["refused"] += 1
             return str(error)
-        self._replace(rows, None, None)
+        self._replace(rows, sort_column=None, columns=None)  # Each row replaces all columns of the row with its key.
         return str(rows)
 
     def _replace(
@@ -362,7 +362,7 @@ class TableHistory:
         return change.text
 
     def _run_sql_insert(self) -> str:
-        """Run an INSERT that leaves some columns to their defaults."""
+        """Run an INSERT that leaves some columns to their defaults. Return its text, or "nothing" if none is run."""
         writable_columns = [column for column in self._columns if can_be_written(column)]
         if any(key not in writable_columns for key in self._keys):
             return "nothing"
@@ -375,16 +375,17 @@ class TableHistory:
             }
             if self._compute_key(row) not in known_keys:
                 rows[self._compute_key(row)] = row
+        if not rows:
+            return "nothing"
         names = ", ".join(quote(column.name) for column in writable_columns)
         values = ", ".join(
             f"({', '.join(format_literal(column.kind, row[column.id]) for column in writable_columns)})"
             for row in rows.values()
         )
         text = f"INSERT INTO db.{self._name} ({names}) VALUES {values}"
-        if rows:
-            with SqlSession(self._client.url) as session:
-                session.sql(text).to_arrow()
-            self.rows += rows.values()
+        with SqlSession(self._client.url) as session:
+            session.sql(text).to_arrow()
+        self.rows += rows.values()
         return text
 
     def _run_sql_join(self) -> str:
@@ -480,7 +481,15 @@ class TableHistory:
         return f"{change}: {[column.json for column in columns]}"
 
     def _promote(self, columns: Sequence[RandomColumn], used_ids: set[int]) -> None:
-        keys = {
+        """Change the type of a random column or nested field to a wider type that Iceberg permits, if there is one.
+
+        The keys of maps keep their types.
+
+        Args:
+            columns: The columns that may change.
+            used_ids: The ids of the fields on which partition fields depend.
+        """
+        map_keys = {
             id(nested_column.children[0])
             for column in columns
             for nested_column in column.walk()
@@ -491,7 +500,7 @@ class TableHistory:
             for column in columns
             for nested_column in column.walk()
             for kind in PROMOTIONS.get(nested_column.kind, ())
-            if id(nested_column) not in keys
+            if id(nested_column) not in map_keys
             # Dates are promoted in version 3. Dates within structs, lists and maps are not promoted, so that the model
             # stays simple.
             and (

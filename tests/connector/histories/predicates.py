@@ -5,18 +5,26 @@ from __future__ import annotations
 import operator
 import random
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.connector.histories.columns import NESTED_KINDS, STRUCT, RandomColumn, draw_value
 from tests.planner.lakes.literal_forms import render
 
 Row = dict[int, Any]
 Test = Callable[[Row], bool]
-Filter = tuple[dict[str, Any], Test, Test]
-"""The JSON of a filter, a test of a row, and a test for the negated filter.
 
-Iceberg pushes NOT down to the comparisons, so the negated filter has its own test.
-"""
+
+class DrawnFilter(NamedTuple):
+    """A filter as JSON, with a test of the rows that match it, and a test of the rows that match its negation.
+
+    Iceberg pushes NOT down to the comparisons, so the negated filter has its own test.
+    """
+
+    expression: dict[str, Any]
+    matches: Test
+    fails: Test
+
+
 _NEGATIONS = {
     **{"eq": "not-eq", "lt": "gt-eq", "lt-eq": "gt", "is-null": "not-null"},
     **{"in": "not-in", "starts-with": "not-starts-with", "is-nan": "not-nan"},
@@ -25,20 +33,25 @@ _NEGATIONS |= {other: op for op, other in _NEGATIONS.items()}
 _COMPARISONS = {"lt": operator.lt, "lt-eq": operator.le, "gt": operator.gt, "gt-eq": operator.ge, "eq": operator.eq}
 
 
-def draw_filter(rng: random.Random, columns: Sequence[RandomColumn], rows: Sequence[Row], depth: int = 2) -> Filter:
+def draw_filter(
+    rng: random.Random, columns: Sequence[RandomColumn], rows: Sequence[Row], depth: int = 2
+) -> DrawnFilter:
     """Return a random filter as JSON, with a test of the rows that match it and a test of the rows that fail it."""
     if depth and rng.random() < 0.4:
         left, right = (draw_filter(rng, columns, rows, depth - 1) for _ in range(2))
         operator, negated_operator = rng.choice((("and", "or"), ("or", "and")))
-        filter_json = {"type": operator, "left": left[0], "right": right[0]}
-        return filter_json, _join_tests(operator, left[1], right[1]), _join_tests(negated_operator, left[2], right[2])
+        return DrawnFilter(
+            {"type": operator, "left": left.expression, "right": right.expression},
+            _join_tests(operator, left.matches, right.matches),
+            _join_tests(negated_operator, left.fails, right.fails),
+        )
     if depth and rng.random() < 0.15:
-        json, matches, fails = draw_filter(rng, columns, rows, depth - 1)
-        return {"type": "not", "child": json}, fails, matches
+        child = draw_filter(rng, columns, rows, depth - 1)
+        return DrawnFilter({"type": "not", "child": child.expression}, child.fails, child.matches)
     name, column, get = rng.choice(_list_terms(columns))
     if column.kind in NESTED_KINDS:
         op = rng.choice(("is-null", "not-null"))
-        return {"type": op, "term": name}, _build_test(op, (), get), _build_test(_NEGATIONS[op], (), get)
+        return DrawnFilter({"type": op, "term": name}, _build_test(op, (), get), _build_test(_NEGATIONS[op], (), get))
     stored_values = [value for row in rows if (value := get(row)) is not None and value == value]
 
     def draw_literal() -> Any:
@@ -53,12 +66,12 @@ def draw_filter(rng: random.Random, columns: Sequence[RandomColumn], rows: Seque
     values = [draw_literal() for _ in range(rng.randint(1, 4))]
     if "starts" in op:
         values = [values[0][: rng.randint(0, 3)]]
-    json = {"type": op, "term": name}
+    expression = {"type": op, "term": name}
     if op in ("in", "not-in"):
-        json["values"] = [render(column.kind, value, "spec") for value in values]
+        expression["values"] = [render(column.kind, value, "spec") for value in values]
     elif not op.endswith(("null", "nan")):
-        json["value"] = render(column.kind, values[0], "spec")
-    return json, _build_test(op, values, get), _build_test(_NEGATIONS[op], values, get)
+        expression["value"] = render(column.kind, values[0], "spec")
+    return DrawnFilter(expression, _build_test(op, values, get), _build_test(_NEGATIONS[op], values, get))
 
 
 def _join_tests(operator: str, test: Test, other_test: Test) -> Test:
@@ -94,7 +107,8 @@ def _build_test(op: str, values: Sequence[Any], get: Callable[[Row], Any]) -> Te
             return lambda row: get(row) is not None and get(row).startswith(values[0])
         case "lt" | "lt-eq" | "gt" | "gt-eq" | "eq":
             return lambda row: get(row) is not None and bool(_COMPARISONS[op](_sort_key(get(row)), known_keys[0]))
-    opposite = _build_test(_NEGATIONS[op], values, get)  # Null and NaN match the opposite comparison.
+    # A negated operation matches all other rows. Null and NaN match it, because they do not match the operation itself.
+    opposite = _build_test(_NEGATIONS[op], values, get)
     return lambda row: not opposite(row)
 
 

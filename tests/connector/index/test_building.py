@@ -126,11 +126,11 @@ def test_build_reads_a_partition_spec_that_is_added_during_the_build(client: Ind
 
         listing_count = 0
 
-        def build_files(self, *arguments: Any, **options: Any) -> Iterator[dict[str, Any]]:
+        def list_files_to_index(self, *arguments: Any, **options: Any) -> Iterator[dict[str, Any]]:
             self.listing_count += 1
             if self.listing_count == 2:
                 append_to_partitions()
-            return super().build_files(*arguments, **options)
+            return super().list_files_to_index(*arguments, **options)
 
     repartitioning_client = RepartitioningClient(client.url)
     report = build(repartitioning_client, "db.t", "b", InProcessWorkers(), limits=SMALL_GROUPS)
@@ -217,7 +217,7 @@ def test_sigterm_rolls_a_build_back_and_is_recorded_as_the_reason(client: IndexC
 
 @pytest.mark.slow
 def test_build_tries_and_reports_each_file_that_cannot_be_indexed_once(client: IndexClient) -> None:
-    pages = client.build_files("db.t", "b", client.start_build("db.t", "b")["build-id"])
+    pages = client.list_files_to_index("db.t", "b", client.start_build("db.t", "b")["build-id"])
     damaged_path = Path(next(pages)["files"][3]["file-path"].removeprefix("file://"))
     damaged_path.write_bytes(b"x" * damaged_path.stat().st_size)
     workers = RecordingWorkers()
@@ -371,7 +371,7 @@ def test_build_command_reports_in_one_line_that_spark_does_not_start(client: Ind
 
 @pytest.mark.slow
 def test_build_command_fails_if_no_file_can_be_read(client: IndexClient) -> None:
-    pages = client.build_files("db.t", "b", client.start_build("db.t", "b")["build-id"])
+    pages = client.list_files_to_index("db.t", "b", client.start_build("db.t", "b")["build-id"])
     for file in next(pages)["files"]:
         Path(file["file-path"].removeprefix("file://")).unlink()
     code, text = run_seamark(client.url, "build", "db.t", "b")

@@ -23,7 +23,7 @@ FILES = [build_data_file(f"file:///t/{n}.parquet", n, n, rows=10 * n) for n in r
 @pytest.fixture
 def url(server: ServerThread) -> str:
     """Return the URL of a server that has `db.t` with 6 files."""
-    server.run(server.api.table())
+    server.run(server.api.create_table())
     server.run(append_files(server.api, "t", FILES, snapshot_id=1, manifests=2))
     return server.url
 
@@ -36,7 +36,7 @@ def register_half_of_the_files(url: str, name: str) -> dict[str, Any]:
     """Start a build, register an index file for 3 of the 6 files, and return the build."""
     client = IndexClient(url)
     build = client.start_build("db.t", name)
-    pages = list(client.build_files("db.t", name, build["build-id"], page_files=4))
+    pages = list(client.list_files_to_index("db.t", name, build["build-id"], page_files=4))
     assert [len(page["files"]) for page in pages] == [4, 2]
     registration = write_index_file(build, "a", build_index_file(build, FILES[:3]))
     file = (registration["location"], registration["size-in-bytes"])
@@ -124,12 +124,12 @@ def test_client_defines_an_index_and_builds_it(url: str) -> None:
     with pytest.raises(InvalidRequest, match="no such column"):
         client.put_index("db.t", "j", kind="bitmap", columns=["nope"])
     build = register_half_of_the_files(url, "i")
-    assert [len(page["files"]) for page in client.build_files("db.t", "i", build["build-id"])] == [3]
+    assert [len(page["files"]) for page in client.list_files_to_index("db.t", "i", build["build-id"])] == [3]
     old_location = client.index("db.t", "i").json["index-files"][0]["location"]
     registration = write_index_file(build, "b", build_index_file(build, FILES, level=1))
     file = (registration["location"], registration["size-in-bytes"])
     client.register_index_files("db.t", "i", build["build-id"], [file], replaces=[old_location])
-    assert list(client.build_files("db.t", "i", build["build-id"])) == []
+    assert list(client.list_files_to_index("db.t", "i", build["build-id"])) == []
     assert client.build("db.t", "i", build["build-id"])["state"] == "inflight"
     assert client.finish_build("db.t", "i", build["build-id"])["state"] == "completed"
     with pytest.raises(Refused, match="start another build"):

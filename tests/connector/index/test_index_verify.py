@@ -101,10 +101,10 @@ def test_verify_reports_correct_index_files_as_valid(client: IndexClient) -> Non
 def test_audit_counts_the_rows_that_the_index_covers(client: IndexClient) -> None:
     append_parts(client.url, "db.t", [[1000, 1001, 1002]])
     audit = audit_index(client, "db.t", "record", sample=0)
-    assert (audit.rows, audit.covered, audit.problems) == (120, 120, ())
+    assert (audit.rows, audit.covered_rows, audit.problems) == (120, 120, ())
     build(client, "db.t", "record", InProcessWorkers())
     audit = audit_index(client, "db.t", "record", sample=0)
-    assert (audit.rows, audit.covered, audit.problems) == (123, 123, ())
+    assert (audit.rows, audit.covered_rows, audit.problems) == (123, 123, ())
     # A data file that two index files describe counts once.
     index_file = list_index_paths(client, "record")[0]
     started_build = client.start_build("db.t", "record")

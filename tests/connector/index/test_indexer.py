@@ -21,7 +21,7 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index import indexer as module
 from seamark.connector.index.builds import GroupLimits, InProcessWorkers, Workers
 from seamark.connector.index.files import DataFile, IndexTask, WrittenIndex
-from seamark.connector.index.indexer import AuditLimits, Indexer, Round
+from seamark.connector.index.indexer import AuditLimits, Indexer, MaintenanceCounts
 from seamark.formats.index.index_file import open_index_file
 from seamark.formats.protocol.wire import FORMER_INDEX_FOLDER, INDEX_FOLDER
 from tests.connector.lake import append_parts, create_lake_table, open_catalog, spread_ids
@@ -60,7 +60,7 @@ def test_round_builds_every_enabled_index_and_the_next_round_has_nothing_to_do(c
     create_table(client, "b.c.deep", i=("bloom", "discount"))
     create_table(client, "b.none")
     indexer = Indexer(client, open_in_process_workers)
-    assert indexer.round() == Round(tables=4, indexes=4, builds=4, files=12)
+    assert indexer.maintain_all_tables() == MaintenanceCounts(tables=4, indexes=4, builds=4, files=12)
     assert read_health(client, "a.one", "a.two", "b.c.deep") == {
         "a.one i": "ok",
         "a.one j": "ok",
@@ -68,10 +68,10 @@ def test_round_builds_every_enabled_index_and_the_next_round_has_nothing_to_do(c
         "a.two off": "paused",
         "b.c.deep i": "ok",
     }
-    assert indexer.round() == Round(tables=4, indexes=4)
+    assert indexer.maintain_all_tables() == MaintenanceCounts(tables=4, indexes=4)
     assert len(list(client.timeline(action="indexing"))) == 4
     append_parts(client.url, "a.one", [[1000]])
-    assert indexer.round() == Round(tables=4, indexes=4, builds=2, files=2)
+    assert indexer.maintain_all_tables() == MaintenanceCounts(tables=4, indexes=4, builds=2, files=2)
 
 
 @pytest.mark.slow
@@ -79,12 +79,12 @@ def test_indexer_moves_index_files_from_the_former_folder(client: IndexClient, m
     with monkeypatch.context() as patches:
         patches.setattr("seamark.metaserver.api.indexes.builds.INDEX_FOLDER", FORMER_INDEX_FOLDER)
         create_table(client, "db.t", files=3, i=("bitmap", "country"), j=("record", "id"))
-        Indexer(client, open_in_process_workers, limits=GroupLimits(files=1)).round()
+        Indexer(client, open_in_process_workers, limits=GroupLimits(files=1)).maintain_all_tables()
     files_before = [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)]
     assert [client.index("db.t", name).json["misplaced"] for name in "ij"] == [1, 1]
     indexer = Indexer(client, open_in_process_workers)
-    assert indexer.round() == Round(tables=1, indexes=2, merges=2)
-    assert indexer.round() == Round(tables=1, indexes=2)
+    assert indexer.maintain_all_tables() == MaintenanceCounts(tables=1, indexes=2, merges=2)
+    assert indexer.maintain_all_tables() == MaintenanceCounts(tables=1, indexes=2)
     for name in "ij":
         index = client.index("db.t", name)
         live_locations = [file["location"] for file in index.json["index-files"] if file["state"] == "live"]
@@ -97,7 +97,7 @@ def test_merged_index_files_give_the_same_plans(client: IndexClient) -> None:
     create_table(client, "db.t", files=9, i=("bitmap", "country"))
     files_before = [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)]
     # One data file per index file gives nine index files, which are enough for a merge.
-    report = Indexer(client, open_in_process_workers, limits=GroupLimits(files=1)).round()
+    report = Indexer(client, open_in_process_workers, limits=GroupLimits(files=1)).maintain_all_tables()
     assert (report.builds, report.merges, report.failed) == (1, 1, 0)
     index = client.index("db.t", "i")
     assert index.json["levels"] == {"1": 1}
@@ -113,38 +113,38 @@ def test_merge_leaves_out_index_files_of_an_unknown_version(client: IndexClient,
     create_table(client, "db.t", files=7, i=("bitmap", "country"))
     files_before = [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)]
     one_file_groups = GroupLimits(files=1)
-    assert Indexer(client, open_in_process_workers, limits=one_file_groups).round().builds == 1
+    assert Indexer(client, open_in_process_workers, limits=one_file_groups).maintain_all_tables().builds == 1
     location = client.index("db.t", "i").json["index-files"][3]["location"]
-    later_version = server.run(replace_by_later_version(server.components, "db", "t", location))
+    later_version_location = server.run(replace_by_later_version(server.components, "db", "t", location))
     # The data file is indexed again. Then eight index files exist, but only seven can be merged.
     report = Indexer(client, open_in_process_workers, limits=one_file_groups).maintain(("db", "t"))
     assert (report.builds, report.files, report.merges, report.failed) == (1, 1, 0, 0)
     builds = len(list(client.timeline(action="indexing")))
     for _ in range(2):  # Each job is a new process.
         report = Indexer(client, open_in_process_workers, limits=one_file_groups).maintain(("db", "t"))
-        assert report == Round(tables=1, indexes=1)
+        assert report == MaintenanceCounts(tables=1, indexes=1)
     assert len(list(client.timeline(action="indexing"))) == builds, "a job without a due merge starts no build"
     append_parts(client.url, "db.t", spread_ids(7)[:1])
     indexer = Indexer(client, open_in_process_workers, limits=one_file_groups)
-    report = indexer.round()
+    report = indexer.maintain_all_tables()
     assert (report.builds, report.files, report.merges, report.failed) == (1, 1, 1, 0)
     index = client.index("db.t", "i")
     live_levels = {file["location"]: file["level"] for file in index.json["index-files"] if file["state"] == "live"}
-    assert live_levels.pop(later_version) == 0, "another program may still use the file"
+    assert live_levels.pop(later_version_location) == 0, "another program may still use the file"
     assert list(live_levels.values()) == [1]
     assert (index.health, index.files) == ("ok", 8)
     assert [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)] == [
         files_before[0] + 1,
         *files_before[1:],
     ]
-    assert indexer.round() == Round(tables=1, indexes=1)
+    assert indexer.maintain_all_tables() == MaintenanceCounts(tables=1, indexes=1)
 
 
 @pytest.mark.slow
 def test_merge_drops_entries_of_files_that_no_snapshot_has(client: IndexClient) -> None:
     create_table(client, "db.t", files=5, i=("record", "id"))
     one_file_groups = GroupLimits(files=1)
-    assert Indexer(client, open_in_process_workers, limits=one_file_groups).round().builds == 1
+    assert Indexer(client, open_in_process_workers, limits=one_file_groups).maintain_all_tables().builds == 1
     with open_catalog(client.url) as catalog:
         loaded_table = catalog.load_table("db.t")
         old_snapshots = [snapshot.snapshot_id for snapshot in loaded_table.snapshots()]
@@ -152,7 +152,7 @@ def test_merge_drops_entries_of_files_that_no_snapshot_has(client: IndexClient) 
         for part in spread_ids(4):
             append_parts(client.url, "db.t", [part])
         catalog.load_table("db.t").maintenance.expire_snapshots().by_ids(old_snapshots).commit()
-    report = Indexer(client, open_in_process_workers, limits=one_file_groups).round()
+    report = Indexer(client, open_in_process_workers, limits=one_file_groups).maintain_all_tables()
     assert (report.builds, report.merges, report.failed) == (1, 1, 0)
     live_index_files = [
         index_file for index_file in client.index("db.t", "i").json["index-files"] if index_file["state"] == "live"
@@ -174,11 +174,12 @@ def test_concurrent_indexers_index_each_file_once(client: IndexClient, server: S
         own_client = IndexClient(server.url)
         all_ready.wait()
         rounds.extend(
-            Indexer(own_client, open_in_process_workers, limits=GroupLimits(files=1)).round() for _ in range(5)
+            Indexer(own_client, open_in_process_workers, limits=GroupLimits(files=1)).maintain_all_tables()
+            for _ in range(5)
         )
         own_client.close()
 
-    rounds: list[Round] = []
+    rounds: list[MaintenanceCounts] = []
     threads = [threading.Thread(target=run_indexer) for _ in range(4)]
     for thread in threads:
         thread.start()
@@ -186,7 +187,7 @@ def test_concurrent_indexers_index_each_file_once(client: IndexClient, server: S
         thread.join(120)
     assert len(rounds) == 4 * 5, "each of the four indexers runs five rounds"
     # Concurrent indexers may each have left work to the others, so a last round builds the rest.
-    Indexer(client, open_in_process_workers).round()
+    Indexer(client, open_in_process_workers).maintain_all_tables()
     assert (
         sum(round_report.failed for round_report in rounds),
         set(read_health(client, "db.t0", "db.t1", "db.t2").values()),
@@ -228,25 +229,29 @@ def test_indexer_finds_a_damaged_index_file_and_builds_it_again(client: IndexCli
     daily_audit = AuditLimits(every_s=86_400)
     current_ms = [1_800_000_000_000]
     indexer = Indexer(
-        client, open_in_process_workers, limits=GroupLimits(files=1), audit=daily_audit, now_ms=lambda: current_ms[0]
+        client,
+        open_in_process_workers,
+        limits=GroupLimits(files=1),
+        audit_limits=daily_audit,
+        now_ms=lambda: current_ms[0],
     )
-    first_round = indexer.round()
+    first_round = indexer.maintain_all_tables()
     assert (first_round.builds, first_round.verified, first_round.damaged) == (1, 0, 0), (
         "a new index file is audited in the next round"
     )
-    second_round = indexer.round()
+    second_round = indexer.maintain_all_tables()
     assert (second_round.verified, second_round.damaged, second_round.failed) == (3, 0, 0)
     audited_ms = client.index("db.t", "i").audited_ms
     assert audited_ms is not None
     assert client.indexes("db.t")[0].audited_ms == audited_ms
     flip_bit(client, "db.t", "i")
     current_ms[0] = audited_ms + 1000
-    assert indexer.round().verified == 0
+    assert indexer.maintain_all_tables().verified == 0
     current_ms[0] = audited_ms + 86_400_001
-    third_round = indexer.round()
+    third_round = indexer.maintain_all_tables()
     assert (third_round.verified, third_round.damaged, third_round.failed) == (3, 1, 0)
     assert client.index("db.t", "i").health == "damaged"
-    fourth_round = indexer.round()
+    fourth_round = indexer.maintain_all_tables()
     assert (fourth_round.builds, fourth_round.files) == (1, 1)
     assert client.index("db.t", "i").health == "ok"
     summaries = [instant.summary for instant in client.timeline(action="auditing")]
@@ -259,12 +264,12 @@ def test_audits_respect_their_limits_and_reach_every_index_file(client: IndexCli
         create_table(client, name, files=3, i=("bitmap", "id"))
     clock = IndexerClock()
     one_file_groups = GroupLimits(files=1)
-    assert Indexer(client, open_in_process_workers, limits=one_file_groups).round().builds == 2
+    assert Indexer(client, open_in_process_workers, limits=one_file_groups).maintain_all_tables().builds == 2
     indexer = Indexer(
-        client, open_in_process_workers, limits=one_file_groups, now=clock, audit=AuditLimits(size_bytes=1)
+        client, open_in_process_workers, limits=one_file_groups, now=clock, audit_limits=AuditLimits(size_bytes=1)
     )
     flip_bit(client, "db.b", "i", 2)
-    rounds = [indexer.round() for _ in range(7)]
+    rounds = [indexer.maintain_all_tables() for _ in range(7)]
     assert [round_report.verified for round_report in rounds] == [1, 1, 1, 1, 1, 1, 0]
     assert sum(round_report.damaged for round_report in rounds) == 1
     assert len(list(client.timeline(action="auditing"))) == 2
@@ -274,8 +279,10 @@ def test_audits_respect_their_limits_and_reach_every_index_file(client: IndexCli
         return clock.now_s
 
     later_limits = AuditLimits(seconds=2.5, every_s=0)
-    indexer = Indexer(client, open_in_process_workers, limits=one_file_groups, now=advance_clock, audit=later_limits)
-    assert 0 < indexer.round().verified < 6
+    indexer = Indexer(
+        client, open_in_process_workers, limits=one_file_groups, now=advance_clock, audit_limits=later_limits
+    )
+    assert 0 < indexer.maintain_all_tables().verified < 6
 
 
 class FailingWorkers(InProcessWorkers):
@@ -298,7 +305,7 @@ def test_failing_index_is_retried_with_growing_pauses_and_delays_no_other_index(
     create_table(client, "db.b", i=("bitmap", "country"))
     workers, clock = FailingWorkers("bloom"), IndexerClock()
     indexer = Indexer(client, lambda: closing(workers), now=clock)
-    assert indexer.round() == Round(tables=2, indexes=2, builds=1, files=3, failed=1)
+    assert indexer.maintain_all_tables() == MaintenanceCounts(tables=2, indexes=2, builds=1, files=3, failed=1)
     assert read_health(client, "db.a", "db.b") == {"db.a i": "behind", "db.b i": "ok"}
     (instant,) = client.timeline("db.a", action="indexing")
     assert (instant.state, instant.summary["reason"]) == ("rolled_back", "RuntimeError: executor lost")
@@ -306,13 +313,13 @@ def test_failing_index_is_retried_with_growing_pauses_and_delays_no_other_index(
     for second in range(0, 400, 10):
         clock.now_s = second
         calls_before = workers.calls
-        indexer.round()
+        indexer.maintain_all_tables()
         if workers.calls > calls_before:
             retry_times_s.append(second)
     assert retry_times_s == [30, 90, 210], "the pauses are 30, 60 and 120 seconds"
     workers.kind = "none"
     clock.now_s = 1000
-    assert indexer.round().builds == 1
+    assert indexer.maintain_all_tables().builds == 1
     assert read_health(client, "db.a") == {"db.a i": "ok"}
 
 
@@ -320,23 +327,27 @@ def test_failing_index_is_retried_with_growing_pauses_and_delays_no_other_index(
 def test_files_that_cannot_be_indexed_are_tried_again_after_a_change_or_a_pause(client: IndexClient) -> None:
     create_table(client, "db.t", i=("bloom", "id"))
     build = client.start_build("db.t", "i")
-    path = next(client.build_files("db.t", "i", build["build-id"]))["files"][0]["file-path"]
+    path = next(client.list_files_to_index("db.t", "i", build["build-id"]))["files"][0]["file-path"]
     client.finish_build("db.t", "i", build["build-id"])
     Path(path.removeprefix("file://")).write_bytes(b"no Parquet")
     clock = IndexerClock()
     indexer = Indexer(client, open_in_process_workers, now=clock)
-    assert indexer.round() == Round(tables=1, indexes=1, builds=1, files=2, files_not_indexed=1)
-    assert indexer.round() == Round(tables=1, indexes=1)
+    assert indexer.maintain_all_tables() == MaintenanceCounts(
+        tables=1, indexes=1, builds=1, files=2, files_not_indexed=1
+    )
+    assert indexer.maintain_all_tables() == MaintenanceCounts(tables=1, indexes=1)
     append_parts(client.url, "db.t", [[1000]])
-    assert indexer.round() == Round(tables=1, indexes=1, builds=1, files=1, files_not_indexed=1)
-    assert indexer.round() == Round(tables=1, indexes=1)
+    assert indexer.maintain_all_tables() == MaintenanceCounts(
+        tables=1, indexes=1, builds=1, files=1, files_not_indexed=1
+    )
+    assert indexer.maintain_all_tables() == MaintenanceCounts(tables=1, indexes=1)
     clock.now_s = 61
-    assert indexer.round() == Round(tables=1, indexes=1, builds=1, files_not_indexed=1)
+    assert indexer.maintain_all_tables() == MaintenanceCounts(tables=1, indexes=1, builds=1, files_not_indexed=1)
 
 
 def test_damaged_index_file_stops_merges_but_not_builds(client: IndexClient) -> None:
     create_table(client, "db.t", files=8, i=("bloom", "id"))
-    Indexer(client, open_in_process_workers, limits=GroupLimits(files=8)).round()
+    Indexer(client, open_in_process_workers, limits=GroupLimits(files=8)).maintain_all_tables()
     first_location = client.index("db.t", "i").json["index-files"][0]["location"]
     for number in range(7):  # With the first file these are eight index files, which are enough for a merge.
         append_parts(client.url, "db.t", [[2000 + number]])
@@ -345,7 +356,7 @@ def test_damaged_index_file_stops_merges_but_not_builds(client: IndexClient) -> 
             data = bytearray(damaged_path.read_bytes())
             data[40] ^= 1  # Byte 40 is in the first blob.
             damaged_path.write_bytes(data)
-        report = Indexer(client, open_in_process_workers).round()
+        report = Indexer(client, open_in_process_workers).maintain_all_tables()
         assert report.builds == 1
     assert (report.merges, report.failed) == (0, 1)
     assert client.explain("db.t", "id = 2006").files == 1
@@ -359,7 +370,7 @@ def test_indexer_remembers_a_bounded_number_of_backoffs(client: IndexClient, mon
     workers = FailingWorkers("bloom")
     indexer = Indexer(client, lambda: closing(workers), now=IndexerClock())
     for _ in range(2):
-        assert indexer.round().failed == 3  # The third backoff replaces the first.
+        assert indexer.maintain_all_tables().failed == 3  # The third backoff replaces the first.
         assert len(indexer._backoffs) == 2
 
 
@@ -375,7 +386,7 @@ def test_failed_round_is_logged_and_repeated_after_a_pause(monkeypatch: pytest.M
     monkeypatch.setattr(time, "sleep", sleep)
     indexer = Indexer(IndexClient("http://127.0.0.1:9", retries=0), open_in_process_workers)
     with pytest.raises(Unreachable):
-        indexer.round()
+        indexer.maintain_all_tables()
     with pytest.raises(KeyboardInterrupt):
         indexer.run(5)
     assert pauses_s == [10, 20, 40], "twice the interval, which doubles after each failure"

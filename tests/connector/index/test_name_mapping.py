@@ -195,7 +195,13 @@ def test_readers_find_columns_by_the_current_name_mapping(
 
 
 def read_by_mapping(row: dict[str, Any], names: dict[str, str], mapped_columns: dict[str, list[str]]) -> dict[str, Any]:
-    """Return a row of an imported file with the columns that readers find by the current mapping."""
+    """Return a row of an imported file as readers see it, who find its columns by the current name mapping.
+
+    Args:
+        row: The values by column of the table.
+        names: The name in the file of each column.
+        mapped_columns: The names in files under which readers look for each column, in this order.
+    """
     named_values = {names[column]: value for column, value in row.items()}
     return {
         column: next((named_values[name] for name in mapped_columns[column] if name in named_values), None)

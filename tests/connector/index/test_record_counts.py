@@ -88,7 +88,7 @@ class GrowingTable:
 
     def merge(self) -> None:
         count_before = sum(self.client.index("db.t", "keys").json["levels"].values())
-        report = Indexer(self.client, lambda: closing(InProcessWorkers())).round()
+        report = Indexer(self.client, lambda: closing(InProcessWorkers())).maintain_all_tables()
         assert (report.failed, report.damaged) == (0, 0)
         assert report.merges > 0
         assert sum(self.client.index("db.t", "keys").json["levels"].values()) < count_before

@@ -45,7 +45,7 @@ DAY_MS = 24 * HOUR_MS
 class MachineClock(SystemClock):
     """The clock of a machine: `pass_time` lets time pass, and `jump` changes the clock.
 
-    `to_file_time_ms` converts a system time to the time that the clock showed then.
+    `to_clock_ms` converts a system time to the time that the clock showed then.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class MachineClock(SystemClock):
     def jump(self, ms: int) -> None:
         self._moves.append((super().now_ms(), self._moves[-1][1] + ms))
 
-    def to_file_time_ms(self, system_ms: int) -> int:
+    def to_clock_ms(self, system_ms: int) -> int:
         return system_ms + next(ahead_ms for since_ms, ahead_ms in reversed(self._moves) if since_ms <= system_ms)
 
 
@@ -77,7 +77,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> MachineClock:
 
     async def list_by_clock(self: LocalObjects, prefix: str) -> AsyncIterator[ObjectInfo]:
         async for info in list_objects(self, prefix):
-            yield ObjectInfo(info.location, info.size_bytes, clock.to_file_time_ms(info.modified_ms))
+            yield ObjectInfo(info.location, info.size_bytes, clock.to_clock_ms(info.modified_ms))
 
     monkeypatch.setattr(LocalObjects, "list", list_by_clock)
     return clock
@@ -90,7 +90,7 @@ def machine(tmp_path: Path, clock: MachineClock) -> Iterator[ServerThread]:
 
 
 def run_housekeeping(machine: ServerThread) -> None:
-    machine.run(machine.components.housekeeping.round())
+    machine.run(machine.components.housekeeping.run_round())
 
 
 def write_uncommitted_file(location: str, number: int) -> Path:
@@ -104,6 +104,11 @@ def write_uncommitted_file(location: str, number: int) -> Path:
 
 @pytest.mark.parametrize("seed", mark_fast(range(20), 1))
 def test_random_clock_jumps_delete_no_young_file(machine: ServerThread, clock: MachineClock, seed: int) -> None:
+    """Run random actions: write a file without a commit, let hours pass, jump, upsert, or drop and restore the table.
+
+    After each action, orphan files and old snapshots are removed. No uncommitted file of less than two days and no
+    snapshot of less than four days may be removed.
+    """
     rng = random.Random(seed)
     elapsed_ms, written_times, expected_ids = 0, dict[Path, int](), set[int]()
     snapshots: dict[int, int] = {}
@@ -140,6 +145,7 @@ def test_random_clock_jumps_delete_no_young_file(machine: ServerThread, clock: M
                 assert path.exists() or elapsed_ms - written_ms > 2 * DAY_MS, path
                 if elapsed_ms - written_ms > DAY_MS and path.exists():
                     assert machine.run(_commit_change(machine, _make_change(path))).status == 200
+                    # `write_uncommitted_file` writes one row, with the id 1000 + the number in the file's name.
                     expected_ids.add(1000 + int(path.stem.rpartition("-")[2]))
                     del written_times[path]
             table = catalog.load_table("db.t")
@@ -231,7 +237,7 @@ def test_commit_of_removed_files_is_refused(server: ServerThread, client: IndexC
             transaction.set_properties({"a": "b"})
             transaction.add_files([f"file://{kept_path}"])
             assert remove_orphan_files(client, "db.t").files == 1
-            # PyIceberg has read the file that the removal deletes afterwards.
+        # PyIceberg reads the late file in add_files, so the file must exist again until then.
         late_path.write_bytes(kept_path.read_bytes())
         table.refresh()
         transaction = table.transaction()

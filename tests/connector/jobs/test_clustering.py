@@ -89,7 +89,10 @@ def create_table(
 
 
 def count_files_by_layer(client: IndexClient) -> Counter[str]:
-    """Return the number of files of each layer. Files without a layer have an empty name."""
+    """Return the number of files by layer, or "" for files that no clustering has written.
+
+    A layer is the group of files that one clustering run has written. Its name is in the names of the files.
+    """
     return Counter((parse_layer(path) or ("", ""))[1] for path in client.files("db.t")["file_path"].to_pylist())
 
 
@@ -269,6 +272,11 @@ def test_facts_are_clustered_by_attributes_of_a_joined_table_as_both_change(
 def test_clustering_rewrites_only_new_files_and_smaller_layers(
     client: IndexClient, server: ServerThread, rounds: int, rewrites_max: float
 ) -> None:
+    """A run clusters the new files together with the layers (groups of files of earlier runs) that are not larger.
+
+    So layers grow, and each row is rewritten a number of times that grows with the logarithm of the rounds.
+    `rewrites_max` is an upper limit of that number for these rounds.
+    """
     with open_catalog(server.url) as catalog:
         create_table(catalog, 2, **{"write.target-file-size-bytes": "20000"})
         written_bytes, layer_count_max = 0, 0
@@ -294,6 +302,7 @@ def test_clustering_rewrites_only_new_files_and_smaller_layers(
 
 @pytest.mark.slow
 def test_files_clustered_by_previous_columns_stay_until_a_full_run(client: IndexClient, server: ServerThread) -> None:
+    """The names of files contain the clustering columns and the layer, which is the run that has written the file."""
     with open_catalog(server.url) as catalog:
         create_table(catalog, 3)
         for number in range(5):

@@ -33,7 +33,7 @@ from seamark.formats.iceberg.metadata.column_ttl import COLUMNS, TIME_COLUMN, Tt
 from seamark.metaserver.services.policy import check_policy
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
-from tests.days import get_today_for_seconds
+from tests.days import wait_for_day_with_seconds_left
 from tests.seeds import first_seed
 
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
@@ -172,7 +172,7 @@ def test_health_counts_the_expired_columns_that_the_command_drops(client: IndexC
     arrow = create_table(server, "date", DayTransform())
     # The rows are 40, 30, 20 and 10 days old, so three of them are older than the 15 days of the policy. The server
     # uses the system clock.
-    old_date = get_today_for_seconds() - timedelta(days=40)
+    old_date = wait_for_day_with_seconds_left() - timedelta(days=40)
     rows = [
         {"id": n, "at": old_date + timedelta(days=10 * n), "payload": "x" * 50, "ext": None, "tags": None, "must": n}
         for n in range(4)

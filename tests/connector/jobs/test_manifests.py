@@ -26,7 +26,7 @@ import seamark.duckdb
 from seamark.commands.main import cli
 from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.indexes import IndexClient
-from seamark.connector.jobs.jobs import run_manifests
+from seamark.connector.jobs.jobs import run_manifest_rewrite
 from seamark.connector.jobs.server_jobs import rewrite_manifests
 from seamark.connector.read.scans import scan
 from seamark.connector.write.appends import append
@@ -139,7 +139,8 @@ def test_rewrites_in_random_histories_keep_the_live_entries(
 
 def test_plan_of_a_partition_reads_few_manifests_after_a_rewrite(client: IndexClient, server: ServerThread) -> None:
     with open_catalog(server.url) as catalog:
-        # The small target size makes the rewrite write several manifests.
+        # The small target size makes the rewrite write several manifests. A parameter's name has underscores instead of
+        # the dots of the property.
         create_test_table(catalog, 2, BY_PART, **NO_MERGE, **{"commit_manifest_target-size-bytes": "6500"})
         for number in range(30):
             append(client, "db.t", build_rows(range(number * 30, number * 30 + 30)))
@@ -154,6 +155,7 @@ def test_plan_of_a_partition_reads_few_manifests_after_a_rewrite(client: IndexCl
         assert sum(actual) / 3 == pytest.approx(report["partition-manifests-after"], abs=0.01)
         # The manifests are sorted by part, so a part shares at most its first and its last manifest.
         assert max(actual) <= 2 + report["manifests-after"] // 3
+        # Each of the two borders between the three parts can be within a manifest, which is then read for two parts.
         assert 3 <= report["manifests-after"] <= sum(actual) <= report["manifests-after"] + 2
 
 
@@ -203,7 +205,7 @@ def test_rewrite_keeps_the_changes_of_concurrent_writers(
         table = catalog.load_table("db.t")
         report = rewrite_manifests(client, "db.t", min_count=2)
         assert (report["snapshot-id"], report["conflicts"] > 0) == (None, True)
-        assert run_manifests(client, ("db", "t")) == {}
+        assert run_manifest_rewrite(client, ("db", "t")) == {}
         rows_before = count_scanned_rows(client)
         # The first 6 appends add two rows each, and the later appends 1 and 10 rows.
         assert rows_before.total() == 12 + 1 + 10
@@ -238,13 +240,13 @@ def test_policy_sets_the_number_of_manifests_from_which_a_rewrite_is_due(
         create_test_table(catalog, 2, **NO_MERGE, **{"seamark_manifests_min-count": "5"})
         for number in range(4):
             append(client, "db.t", build_rows([number]))
-        assert run_manifests(client, ("db", "t")) != {}, "each partition is in four manifests"
+        assert run_manifest_rewrite(client, ("db", "t")) != {}, "each partition is in four manifests"
         for number in range(3):
             append(client, "db.t", build_rows([10 + number]))
         append(client, "db.t", build_rows([20]))
-        assert run_manifests(client, ("db", "t"))["manifests_after"] == 1
+        assert run_manifest_rewrite(client, ("db", "t"))["manifests_after"] == 1
         append(client, "db.t", build_rows([21]))
-        assert run_manifests(client, ("db", "t")) == {}
+        assert run_manifest_rewrite(client, ("db", "t")) == {}
         with catalog.load_table("db.t").transaction() as transaction:
             transaction.set_properties({"seamark.manifests.min-count": "x"})
         with pytest.raises(InvalidRequest, match="min-count"):

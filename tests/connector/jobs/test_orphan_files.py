@@ -133,14 +133,14 @@ def test_removals_in_random_histories_keep_every_file_that_a_snapshot_names(
     monkeypatch.setattr(orphan_removal, "FILES_MAX", rng.choice([3, 1000]))
     monkeypatch.setattr(orphan_removal, "_DELETED_FILES_PER_BATCH", rng.choice([2, 100]))
     monkeypatch.setattr(orphan_removal, "_LISTED_OBJECTS_PER_BATCH", rng.choice([5, 1000]))
-    removed_count = 0
+    removed_count, round_count = 0, examples(30, 9)
     with open_catalog(server.url) as catalog:
         create_test_table(catalog, version)
         append(client, "db.t", build_rows([0]))
         table = catalog.load_table("db.t")
         rows_by_snapshot: dict[int, Any] = {}
         put_file(table, "data/first.parquet")
-        for number in range(examples(30, 9)):
+        for number in range(round_count):
             ids, random_number = rng.sample(range(40), rng.randint(1, 6)), rng.random()
             table.refresh()
             if random_number < ROW_CHANGES:
@@ -159,9 +159,9 @@ def test_removals_in_random_histories_keep_every_file_that_a_snapshot_names(
             table.refresh()
             for snapshot_id in list_snapshot_ids(table):
                 rows_by_snapshot.setdefault(snapshot_id, read_snapshot(client, snapshot_id))
-            if rng.random() < 0.25 or number == 29:
+            if rng.random() < 0.25 or number == round_count - 1:
                 age_all_files(table)
-                # The newest file of a table confirms the ages of the other files.
+                # A removal compares the ages of files with the newest file of the table.
                 put_file(table, "_seamark/newest", 0)
                 needed_files = list_needed_files(table) | list_metadata_files(table)
                 needed_names = {path.name for path in needed_files}

@@ -10,7 +10,7 @@ from pyiceberg.partitioning import PartitionSpec
 from seamark.connector.client import progress
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.policies import change_table_properties
-from seamark.connector.client.progress import WorkProgress, advance, count_part, expect, report_progress
+from seamark.connector.client.progress import WorkProgress, add_expected_work, advance, count_part, report_progress
 from seamark.connector.jobs.clustering import cluster_incrementally
 from seamark.connector.jobs.jobs import run_indexing
 from seamark.connector.jobs.statistics import compute_statistics
@@ -63,7 +63,7 @@ def test_job_reports_all_the_files_and_bytes_that_it_expected(
 def test_each_batch_is_counted_once_whether_it_reports_files_or_not() -> None:
     seen_progress: list[WorkProgress] = []
     with report_progress(seen_progress.append):
-        expect(files=4, size_bytes=40)
+        add_expected_work(files=4, size_bytes=40)
         with count_part(files=2, size_bytes=20):
             advance(files=1, size_bytes=10)
             advance(files=1, size_bytes=10)

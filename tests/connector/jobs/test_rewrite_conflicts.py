@@ -172,7 +172,8 @@ def test_rewrite_commits_the_partitions_without_a_conflict(
 def test_engine_commit_after_a_concurrent_compaction_succeeds(client: IndexClient, server: ServerThread) -> None:
     """PyIceberg loads the table, a job replaces its files, and then PyIceberg commits deletes or overwrites.
 
-    PyIceberg does not have to repeat its commit, no row is lost, and no deleted row returns.
+    The server undoes the job's replacement for a commit that names the old files. So PyIceberg does not have to repeat
+    its commit, no row is lost, and no deleted row returns.
     """
     rng = random.Random(first_seed())
     undone_count = 0
@@ -205,4 +206,4 @@ def test_engine_commit_after_a_concurrent_compaction_succeeds(client: IndexClien
                 f"seed {first_seed()}, round {number}"
             )
             assert {row[0]: row[2] for row in count_pyiceberg_rows(catalog)} == model
-    assert undone_count > 1, "the commits hardly ever met a compaction"
+    assert undone_count > 1, "too few commits came after a compaction of their files"

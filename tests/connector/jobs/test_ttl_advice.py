@@ -26,7 +26,7 @@ from seamark.metaserver.store.model import ALL_AGES, EVERY_COLUMN, NAMED_COLUMNS
 from seamark.metaserver.store.operations import AddColumnReads
 from tests.connector.jobs.test_column_ttl import create_table
 from tests.connector.server_thread import ServerThread
-from tests.days import get_today_for_seconds
+from tests.days import wait_for_day_with_seconds_left
 from tests.seeds import first_seed
 
 COLUMNS = {"id": 1, "at": 2, "payload": 3, "ext": 4, "tags": 5}
@@ -36,7 +36,7 @@ def append_rows_by_age(
     client: IndexClient, server: ServerThread, transform: Any, ages_d: range, kind: str = "date"
 ) -> date:
     """Append a row for each age in days, and return today's date."""
-    arrow, today = create_table(server, kind, transform), get_today_for_seconds()
+    arrow, today = create_table(server, kind, transform), wait_for_day_with_seconds_left()
     rows = []
     for number, age_d in enumerate(ages_d):
         day = today - timedelta(days=age_d)
@@ -60,7 +60,13 @@ def list_advised_ages(client: IndexClient, days: int = 30) -> dict[str, int]:
     return {advice["column"]: advice["older-than-days"] for advice in advise_ttl(client, "db.t", days)["advice"]}
 
 
-def test_column_is_advised_from_the_age_that_no_read_reached(client: IndexClient, server: ServerThread) -> None:
+def test_removal_of_a_column_is_advised_from_the_age_that_no_query_has_read(
+    client: IndexClient, server: ServerThread
+) -> None:
+    """The values of a column can be removed from the age that no query has read.
+
+    The advised age is the next one of 7, 30 and 365 days. A column of which queries have read all ages gets no advice.
+    """
     today = append_rows_by_age(client, server, DayTransform(), range(0, 400, 10))
     record_reads(client, server, 1)
     assert list_advised_ages(client) == {"id": 7, "payload": 7, "ext": 7, "tags": 7}
@@ -187,7 +193,7 @@ def test_counters_are_limited_and_further_reads_count_for_every_column(
     usage.add(ColumnRead("of no table", select_columns_of_read((1,)), 0), "ron")
     usage.add(ColumnRead("of a table that the database refuses", select_columns_of_read((1 << 63,)), 0), "ron")
     assert len(usage._counts) == 7
-    actual = server.run(usage.list_table_reads(uuid))
+    actual = server.run(usage.flush_and_list_table_reads(uuid))
     # Rita has half of the limit. Her four reads of the columns 4 and 5 count as reads of every column, in partitions of
     # every age. All 11 reads of both users name their columns.
     assert {(count.column_id, count.oldest_age_d): count.reads for count in actual} == {

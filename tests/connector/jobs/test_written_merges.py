@@ -80,7 +80,7 @@ def test_merged_files_contain_the_rows_that_the_tasks_wrote(
         if not is_replaced:
             expected[id_] = row
     assert read_rows_by_id(client) == expected, seed
-    if version == 3:  # Each row has its own id, and was last changed by this commit or the previous commit.
+    if version == 3:  # Each row has its own row id.
         ids = scan(client, "db.t", [NAMES[0]]).to_arrow()[NAMES[0]].to_pylist()
         assert None not in ids
         assert len(set(ids)) == len(expected)

@@ -36,7 +36,7 @@ def _add_field_id(field: pa.Field, number: int) -> pa.Field:
     return pa.field(field.name, kind, field.nullable, {"PARQUET:field_id": str(number)})
 
 
-def write_skeleton(path: Path, schema: pa.Schema) -> SourceFile:
+def write_file_without_rows(path: Path, schema: pa.Schema) -> SourceFile:
     """Write a Parquet file with the schema and without rows, and return it as an open source file."""
     with pq.ParquetWriter(path, schema, store_schema=False, store_decimal_as_integer=True):
         pass
@@ -61,7 +61,7 @@ def merge_files(
         ValueError: A file lacks a column of `schema`, or has it with a type that cannot be copied.
     """
     with ExitStack() as stack:
-        target = stack.enter_context(write_skeleton(out.with_suffix(".skeleton"), schema))
+        target = stack.enter_context(write_file_without_rows(out.with_suffix(".skeleton"), schema))
         assembler = FileAssembler(open_sink(str(out), storage or Storage()), target.footer, encryption)
         try:
             for path in paths:

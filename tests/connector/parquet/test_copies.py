@@ -316,7 +316,7 @@ def test_files_of_duckdb_and_pyarrow_are_merged_into_one(tmp_path: Path) -> None
     assert pq.read_table(out)["text"].to_pylist() == [f"d{n}" for n in range(1000)] + ["p"]
 
 
-class Objects(Storage):
+class RangeReadStorage(Storage):
     """A storage that reads local files as an object store does: by range reads and output streams."""
 
     def open(self, location: str) -> tuple[fs.FileSystem, str]:
@@ -340,7 +340,7 @@ def test_copy_of_objects_in_blocks_equals_the_copy_of_local_files(
         paths.append(tmp_path / f"{part}.parquet")
         write_randomly(rng, paths[-1], parts[-1])
     merge_files(paths, tmp_path / "local.parquet", schema)
-    merge_files(paths, tmp_path / "object.parquet", schema, Objects())
+    merge_files(paths, tmp_path / "object.parquet", schema, RangeReadStorage())
     assert (tmp_path / "object.parquet").read_bytes() == (tmp_path / "local.parquet").read_bytes()
 
 

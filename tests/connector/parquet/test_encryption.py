@@ -39,7 +39,7 @@ from seamark.formats.iceberg.files import _footer
 from seamark.formats.iceberg.files.parquet import Unreadable
 from tests.connector.parquet import encrypted
 from tests.connector.parquet.copied import add_field_ids, merge_files
-from tests.connector.parquet.test_copies import KINDS, Objects, draw_rows, list_leaf_columns, write_randomly
+from tests.connector.parquet.test_copies import KINDS, RangeReadStorage, draw_rows, list_leaf_columns, write_randomly
 from tests.seeds import first_seed, mark_fast
 
 KEY = b"0123456789abcdef"
@@ -148,10 +148,12 @@ def _check_indexes(merged_file: SourceFile, groups: list[tuple[SourceFile, Any]]
                 def write(self, data: bytes) -> None:
                     self.position += len(data)
 
+            # The decryption of the column returns the positions of its pages. The offset index must have the same
+            # positions, so it does not change if each page is moved to its own position.
             pages = merged_file.reencrypt(copied_group, column, new=None, sink=_CountingOutput()).pages  # type: ignore[arg-type]
             ends = [begin for begin, _, _ in pages[1:]] + [int(copied_group.ends[column])]
             equal_ranges = [(begin, begin, end - begin) for (begin, _, _), end in zip(pages, ends, strict=True)]
-            table = reencryption.MovedPages(equal_ranges).table()
+            table = reencryption.MovedPages(equal_ranges).to_array()
             assert _footer.move_pages(index, table) == index
 
 
@@ -179,7 +181,7 @@ def test_file_is_encrypted_with_the_supplied_keys_of_footer_and_columns(
         [first_path, first_path],
         second_path,
         SCHEMA,
-        Objects(),
+        RangeReadStorage(),
         keys=SuppliedKeys(KEY, aad_prefix=b"table"),
         encryption=FileEncryption(
             footer, [footer, FileKey(KEY, b"m")], signed=is_signed, ctr_pages=ctr_pages, aad_prefix=b"x"

@@ -38,15 +38,19 @@ FIELDS.append(
 PAGES = {"write.parquet.page-row-limit": "500", "write.parquet.dict-size-bytes": "2000"}
 
 
-def make_rows(start: int, source: random.Random) -> pa.Table:
+def make_rows(start: int, rng: random.Random) -> pa.Table:
+    """Return rows with the ids from `start`.
+
+    Column `few` has few different values, and `own` has a different value in each row.
+    """
     ids = range(start, start + ROWS)
     columns = {
         "id": pa.array(ids, pa.int64()),
-        "few": pa.array([source.choice([None, "", "zwölf", f"w{id_ % 9}"]) for id_ in ids]),
-        "own": pa.array([f"{id_}-{source.random()}" for id_ in ids]),
+        "few": pa.array([rng.choice([None, "", "zwölf", f"w{id_ % 9}"]) for id_ in ids]),
+        "own": pa.array([f"{id_}-{rng.random()}" for id_ in ids]),
         # The dictionary of this column becomes full in the middle of the file, and the pages after that are plain.
         "mixed": pa.array([f"m{id_ % 7}" if id_ < start + ROWS // 2 else f"m{id_}" for id_ in ids]),
-        "raw": pa.array([source.choice([None, b"\x00\xff", b"r"]) for _ in ids], pa.binary()),
+        "raw": pa.array([rng.choice([None, b"\x00\xff", b"r"]) for _ in ids], pa.binary()),
         "price": pa.array([id_ % 5 / 4 for id_ in ids]),
         "few.s": pa.array([{"few": f"s{id_ % 3}"} for id_ in ids], pa.struct([("few", pa.string())])),
     }

@@ -336,6 +336,7 @@ def test_spans_divide_a_file_by_its_row_groups(server: ServerThread, client: Sea
             [value for batch in read_task(part, read_plan, opened_table.storage) for value in batch["id"].to_pylist()]
         )
     assert [value for part in ids_by_span for value in part] == list(range(500))
+    # A span reads the row groups that begin in it. No group begins in the first byte or in the last half of the file.
     assert [bool(part) for part in ids_by_span] == [False, True, True, False]
     footer = pq.read_metadata(Path(task.path.removeprefix("file://")))
     chunks = [footer.row_group(number).column(0) for number in range(footer.num_row_groups)]

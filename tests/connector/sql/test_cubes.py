@@ -159,6 +159,7 @@ class RandomAggregates:
         measures = {"count(*)"}
         for _ in range(rng.randint(1, 6)):
             function = rng.choice(self._functions)
+            # sum and avg do not accept the last columns: a text, a date and timestamps.
             operands = [
                 *self._operands,
                 *(COMPARED_COLUMNS[len(OPERANDS) :] if function in ("count", "min", "max") else []),
@@ -191,6 +192,7 @@ class RandomAggregates:
 
     def _order_by_field(self, text: str, dimensions: list[str], outputs: list[str]) -> str:
         """Return the query, sometimes ordered by a field of a struct that has the name of a column of the table."""
+        # Only in a query without these words can ORDER BY be added, and can it mean the field or a column.
         excluded_words = " AS ", " ORDER BY ", "DISTINCT ", "ROLLUP", "CUBE", "GROUPING SETS"
         if "n.name" not in outputs or "name" in outputs or any(word in text for word in excluded_words):
             return text
@@ -208,6 +210,7 @@ class RandomAggregates:
         rng = self._rng
         measure = rng.choice(measures)
         random_number = rng.random()
+        # Booleans and floats are not aggregated as dimensions.
         plain_dimensions = [
             dimension for dimension in dimensions if "(" not in dimension and dimension not in ("ok", "x", "y")
         ]
@@ -261,8 +264,8 @@ class CubeWorld:
         self.tags: list[str] = []
 
     @staticmethod
-    def create(server: ServerThread, client: IndexClient, name: str) -> CubeWorld:
-        """Return an object for an existing table that has the cube `cube0`."""
+    def for_existing_table(server: ServerThread, client: IndexClient, name: str) -> CubeWorld:
+        """Return an object for a table that exists and has the cube `cube0`."""
         cubed_table = CubeWorld(server, client, random.Random(1), name)
         cubed_table.cubes.append(([], []))  # The dimensions and measures are used only to draw queries.
         return cubed_table
@@ -306,8 +309,8 @@ class CubeWorld:
             parent = table.metadata.snapshots[0].snapshot_id
             table.manage_snapshots().set_current_snapshot(parent).commit()
 
-    def damage_index_file(self, *, loses: bool) -> None:
-        """Delete a live index file if `loses` is true; otherwise change one of its bytes."""
+    def damage_index_file(self, *, is_deleted: bool) -> None:
+        """Delete a live index file if `is_deleted` is true. Otherwise change one bit of it."""
         index_reports = [self.client.index(self.name, f"cube{number}").json for number in range(len(self.cubes))]
         live_locations = [
             file["location"] for index in index_reports for file in index["index-files"] if file["state"] == "live"
@@ -318,7 +321,7 @@ class CubeWorld:
         path = self.rng.choice(paths)
         data = bytearray(path.read_bytes())
         path.unlink()
-        if not loses:
+        if not is_deleted:
             data[self.rng.randrange(len(data))] ^= 1 << self.rng.randrange(8)
             path.write_bytes(data)
 
@@ -364,7 +367,7 @@ def compare_random_queries(server: ServerThread, seed: int, query_count: int) ->
                     case "roll back" if rng.random() < 0.3:
                         cubed_table.roll_back()
                     case "damage" | "lose":
-                        cubed_table.damage_index_file(loses=step == "lose")
+                        cubed_table.damage_index_file(is_deleted=step == "lose")
             for _ in range(query_count):
                 source = cubed_table.name
                 if cubed_table.tags and rng.random() < 0.2:
@@ -426,7 +429,7 @@ def sales(server: ServerThread, request: pytest.FixtureRequest) -> Iterator[Cube
     with closing(IndexClient(server.url)) as client:
         client.put_index(name, "cube0", kind="cube", columns=["day(ts)", "country"], measures=["avg(n)", "sum(x)"])
         build(client, name, "cube0", InProcessWorkers())
-        yield CubeWorld.create(server, client, name)
+        yield CubeWorld.for_existing_table(server, client, name)
 
 
 def query_with_summary(
@@ -442,7 +445,7 @@ def query_with_summary(
 
 def test_damaged_cube_is_quarantined_and_the_rows_are_read(server: ServerThread, sales: CubeWorld) -> None:
     text = f"SELECT country, sum(n) FROM {sales.name} GROUP BY country ORDER BY country"
-    sales.damage_index_file(loses=False)
+    sales.damage_index_file(is_deleted=False)
     summary, rows = query_with_summary(server, text)
     assert rows == [("a", 30), ("b", 30)]
     assert summary.index is None

@@ -148,7 +148,7 @@ class IndexedStar:
             transaction.set_properties({key: json.dumps({**definition, "state": state})})
 
     def copy_definition(self, name: str, copy: str) -> None:
-        """Define an equal index under another name by a property, which `putIndex` refuses."""
+        """Define an equal index under another name, by a table property, because `putIndex` refuses an equal index."""
         facts = self._catalog.load_table(f"{self.name}.facts")
         with facts.transaction() as transaction:
             transaction.set_properties({f"seamark.index.{copy}": facts.properties[f"seamark.index.{name}"]})
@@ -189,7 +189,7 @@ class IndexedStar:
         return computed_count
 
     def maintain(self) -> None:
-        """Run the job that defines indexes again whose dimension tables have changed."""
+        """Run the indexing job. It redefines the indexes whose dimension tables have changed."""
         with suppress(RuntimeError):  # A key of a dimension table has several rows.
             run_indexing(self._client, (self.name, "facts"))
 
@@ -251,8 +251,10 @@ class IndexedStar:
         return describe_use(answer)
 
     def compare_named_attributes(self) -> str:
-        """Check that a plan by names of attributes keeps the files of all matching rows.
+        """Check that a plan whose filter names indexed attributes keeps the files of all matching rows.
 
+        An attribute is a column of a dimension table that the facts join by a key. An index on an attribute stores its
+        value for each fact, and a filter can use the name of the index as the name of a column.
         The condition has one or two comparisons of one attribute, and in most cases a comparison of the ids.
 
         Returns:
@@ -480,6 +482,11 @@ def test_name_of_an_index_on_an_attribute_is_a_column_of_filters(star: IndexedSt
 
 
 def test_index_on_an_attribute_is_used_at_the_snapshot_of_its_dimension_table(star: IndexedStar) -> None:
+    """An index on an attribute stores a column of a dimension table, at one snapshot, for each fact.
+
+    A plan uses it ("attributes") if all files have entries for the current snapshot of the dimension table. Otherwise
+    the plan reads the matching keys of the dimension table ("keys").
+    """
     assert star.compare(QUERY) == "attributes, pruned"
     star.append_fact(1)
     # The new file has no entry, so the keys of the dimension table are read too.
@@ -518,6 +525,7 @@ def test_filter_on_another_attribute_needs_keys(star: IndexedStar) -> None:
 
 
 def test_name_of_a_paused_or_copied_index_is_a_column_of_filters(star: IndexedStar) -> None:
+    """A filter can use the name of an index on an attribute as a column. A paused index leaves out no files."""
     star.define_city()
     star.build()
     star.set_state("city", "paused")
@@ -582,6 +590,7 @@ def test_index_prunes_if_the_dimension_table_has_too_many_rows_for_keys(tmp_path
             # The keys of the new file are not known. The statement still reads the dimension table of the index.
             assert star.compare(QUERY) == "attributes, pruned"
             star.run("UPDATE {0}.shops SET city = 'a' WHERE shop_id = 1")
+            # The index is for the old snapshot of the dimension table, which has too many rows to read its keys.
             assert star.compare(QUERY) == "no join"
     finally:
         server.stop()

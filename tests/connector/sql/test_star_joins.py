@@ -150,7 +150,7 @@ class StarSchema:
                 self.has_doubled_keys = True
 
     def maintain(self) -> None:
-        """Run the job that defines the cube again if a dimension has changed."""
+        """Run the indexing job. It redefines the cube if a dimension table has changed."""
         with suppress(RuntimeError):  # A dimension has a duplicate key.
             run_indexing(self._client, (self._name, "facts"))
 
@@ -184,7 +184,7 @@ class StarSchema:
     def draw_query(self) -> str:
         """Return a random query, which a cube can usually answer."""
         rng = self._rng
-        # Half of the queries join only one dimension, because a cube has fewer dimensions more often.
+        # Half of the queries join only one dimension, because most cubes have few dimensions.
         aliases = rng.sample(list(DIMENSIONS), rng.choice((1, 1, 2, 3)))
         keys = [attribute for alias in aliases for attribute in rng.sample(ATTRIBUTES[alias], rng.randint(0, 2))]
         keys += rng.sample(["f.shop_id", "discount", "date_trunc('month', f.day)"], rng.choice((0, 0, 1)))
@@ -428,10 +428,10 @@ REGIONS = (
 def test_attribute_in_the_cube_replaces_its_dimension_table(server: ServerThread, sales: str) -> None:
     with SqlSession(server.url) as session:
         plan = session.explain(REGIONS.format(sales))
-    assert [table.files for table in plan.tables] == [0, 0]
+    assert [table.files for table in plan.tables] == [0, 0]  # No file of the facts or of the dimension table is read.
     summary, rows = answer_query(server, REGIONS.format(sales))
     # A null region differs from a shop that does not exist.
-    assert (summary, rows) == (CubeSummary("by_region", 1, 0), [("north", 10), (None, 20)])
+    assert (summary, rows) == (CubeSummary("by_region", files=1, row_files=0), [("north", 10), (None, 20)])
 
 
 def test_attribute_of_a_changed_dimension_table_is_not_used_until_the_job_defines_the_cube_again(
@@ -495,6 +495,7 @@ def test_query_requests_a_dimension_table_that_cannot_be_loaded_once(
 
 
 def test_dimension_table_with_a_duplicate_key_is_refused(server: ServerThread, star: str) -> None:
+    """The cube groups facts by a column of a dimension table, so each key may occur only once in that table."""
     with closing(IndexClient(server.url)) as client, closing(InProcessWorkers()) as workers:
         columns = pin_attributes(client, [f"{star}.shops.region via shop_id = shop_id"])
         client.put_index((star, "facts"), "by_region", kind="cube", columns=columns, measures=["count(*)"])

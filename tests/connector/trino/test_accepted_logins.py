@@ -36,6 +36,7 @@ async def test_plans_are_made_only_for_accepted_logins_which_are_checked_once() 
         run_fake_seamark() as seamark,
         run_proxy(trino.url, seamark=seamark.url) as rig,
     ):
+        # The proxy asks for a query that does not exist. If Trino accepts the login, it answers 410.
         trino.login_status = lambda credentials: 410 if credentials == "Basic right" else 401
         for _ in range(2):
             assert await _request_plan_header(rig, "Basic wrong") == "unchanged; Trino has not accepted the login"

@@ -25,7 +25,7 @@ def test_check_is_remembered_for_the_same_sender_session_and_columns() -> None:
     rights = CheckedRights(10.0, lambda: now_s)
     coordinator = get_coordinator()
     assert not rights.has(coordinator, make_headers(), CHECK)
-    rights.add(coordinator, make_headers(), CHECK)
+    rights.remember(coordinator, make_headers(), CHECK)
     assert rights.has(coordinator, make_headers(), CHECK)
     assert rights.has(coordinator, make_headers(Content_Length="7", Traceparent="00-1"), CHECK)
     for name, value in (("X_Trino_User", "rita"), ("Authorization", "Basic x"), ("X_Trino_Role", "r"), ("Cookie", "c")):
@@ -39,12 +39,12 @@ def test_check_is_remembered_for_the_same_sender_session_and_columns() -> None:
 
 def test_no_check_is_remembered_if_the_time_is_zero() -> None:
     rights = CheckedRights(0.0, lambda: 0.0)
-    rights.add(get_coordinator(), make_headers(), CHECK)
+    rights.remember(get_coordinator(), make_headers(), CHECK)
     assert not rights.has(get_coordinator(), make_headers(), CHECK)
 
 
 def test_number_of_remembered_checks_is_limited() -> None:
     rights = CheckedRights(10.0, lambda: 0.0)
     for number in range(CHECKS_MAX + 5):
-        rights.add(get_coordinator(), make_headers(), f"{CHECK} AND {number}")
+        rights.remember(get_coordinator(), make_headers(), f"{CHECK} AND {number}")
     assert len(rights._until_s) == CHECKS_MAX

@@ -39,7 +39,7 @@ async def connect_to_proxy(
 
 async def is_answered(connection: RawConnection) -> bool:
     await connection.send(INFO_REQUEST)
-    return (await connection.answer())[0] == 200
+    return (await connection.read_answer())[0] == 200
 
 
 def build_head(path: str, *headers: str) -> bytes:
@@ -99,12 +99,12 @@ async def test_address_has_a_connection_limit_that_interrupts_no_request() -> No
             while len(trino.requests) < 2:
                 await asyncio.sleep(0.01)
         third_connection = await connect_to_proxy(stack, rig)
-        assert (await third_connection.answer())[0] == 429
+        assert (await third_connection.read_answer())[0] == 429
         other_client = await connect_to_proxy(stack, rig, "127.0.0.2")
         await other_client.send(INFO_REQUEST)
         may_answer.set()
         for connection in (*connections, other_client):
-            assert await connection.answer() == (200, b"late")
+            assert await connection.read_answer() == (200, b"late")
 
 
 @pytest.mark.parametrize(("fields", "size"), [(1, 20_000), (40, 1_000), (1000, 10)])
@@ -135,7 +135,7 @@ async def test_body_and_answer_do_not_count_towards_the_header_limit() -> None:
             for _ in range(10):
                 await connection.send(b"x" * 10_000)
                 await asyncio.sleep(0)
-            assert await connection.answer() == (200, b"100000 bytes")
+            assert await connection.read_answer() == (200, b"100000 bytes")
 
 
 @pytest.mark.parametrize("path", ["/v1/statement", "/v1/other"])
@@ -150,12 +150,12 @@ async def test_large_body_is_refused(path: str, has_content_length: bool) -> Non
             await connection.send(build_head(path, "Transfer-Encoding: chunked"))
             for _ in range(11):
                 await connection.send(b"3e8\r\n" + b"x" * 1000 + b"\r\n")
-        status, body = await connection.answer()
+        status, body = await connection.read_answer()
         assert (status, b"10,000 bytes" in body) == (413, True)
         assert trino.requests == []
         second_connection = await connect_to_proxy(stack, rig)
         await second_connection.send(build_head(path, "Content-Length: 10000") + b"x" * 10_000)
-        assert await second_connection.answer() == (200, b"10000 bytes")
+        assert await second_connection.read_answer() == (200, b"10000 bytes")
 
 
 @pytest.mark.parametrize("path", ["/v1/statement", "/v1/other"])
@@ -177,7 +177,7 @@ async def test_body_that_stops_or_arrives_slowly_is_refused(path: str) -> None:
         slow_client = asyncio.create_task(send_slowly())
         try:
             for connection in (stopped_connection, slow_connection):
-                assert (await connection.answer())[0] == 408
+                assert (await connection.read_answer())[0] == 408
         finally:
             slow_client.cancel()
         assert trino.requests == []

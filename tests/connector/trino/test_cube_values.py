@@ -22,7 +22,7 @@ CUBE = SimpleNamespace(name="cube", id="1", terms=[SimpleNamespace(source="strin
 
 
 def make_statement() -> Any:
-    """Return a translated statement of a name and a count.
+    """Return a statement on a cube whose answer has a dimension (`d0`, a name) and a measure (`m0`, a count).
 
     Its condition is not true for all rows of the table, so files must be checked.
     """

@@ -31,25 +31,25 @@ PLANS = [(("db", "t"), 5)]
 
 def test_plans_are_renewed_by_status_requests_of_a_queued_statement() -> None:
     statements = QueuedStatements(lease_s=0)
-    assert statements.list_plans_to_renew("/v1/statement/queued/q1/slug/1") == ()
+    assert statements.take_plans_to_renew("/v1/statement/queued/q1/slug/1") == ()
     statements.add("/v1/statement/queued/q1/slug/1", PLANS, time.monotonic())
     statements.add("/v1/statement/executing/q2/slug/1", PLANS, time.monotonic())
     statements.add("/v1/statement/queued/q3/slug/1", [], time.monotonic())
     for target in ("queued/q1/slug/2", "queued/q1/slug/3"):
-        assert statements.list_plans_to_renew(f"/v1/statement/{target}") == PLANS
+        assert statements.take_plans_to_renew(f"/v1/statement/{target}") == PLANS
     for target in ("executing/q1/slug/4", "queued/q2/slug/1", "queued/q3/slug/1", "queued/q1", "queued"):
-        assert statements.list_plans_to_renew(f"/v1/statement/{target}") == ()
+        assert statements.take_plans_to_renew(f"/v1/statement/{target}") == ()
 
 
 def test_plans_are_renewed_only_after_a_part_of_their_lease() -> None:
     statements = QueuedStatements(lease_s=1000)
     statements.add("/v1/statement/queued/q1/slug/1", PLANS, time.monotonic())
-    assert statements.list_plans_to_renew("/v1/statement/queued/q1/slug/2") == ()
+    assert statements.take_plans_to_renew("/v1/statement/queued/q1/slug/2") == ()
     # Plans are renewed after a quarter of their lease. If the coordinator took longer to answer, the next request
     # renews them immediately.
     statements.add("/v1/statement/queued/q1/slug/1", PLANS, time.monotonic() - 300)
-    assert statements.list_plans_to_renew("/v1/statement/queued/q1/slug/2") == PLANS
-    assert statements.list_plans_to_renew("/v1/statement/queued/q1/slug/3") == ()
+    assert statements.take_plans_to_renew("/v1/statement/queued/q1/slug/2") == PLANS
+    assert statements.take_plans_to_renew("/v1/statement/queued/q1/slug/3") == ()
 
 
 def test_number_of_remembered_statements_is_bounded() -> None:
@@ -57,10 +57,10 @@ def test_number_of_remembered_statements_is_bounded() -> None:
     for number in range(100_000):
         statements.add(f"/v1/statement/queued/q{number}/slug/1", PLANS, time.monotonic())
     remembered_count = sum(
-        bool(statements.list_plans_to_renew(f"/v1/statement/queued/q{number}/slug/2")) for number in range(100_000)
+        bool(statements.take_plans_to_renew(f"/v1/statement/queued/q{number}/slug/2")) for number in range(100_000)
     )
     assert 1000 < remembered_count < 50_000
-    assert statements.list_plans_to_renew("/v1/statement/queued/q99999/slug/2") == PLANS
+    assert statements.take_plans_to_renew("/v1/statement/queued/q99999/slug/2") == PLANS
 
 
 async def list_renewed_plans(trino: ScriptedTrino, has_several_coordinators: bool, slow_stage: str) -> list[str]:

@@ -120,7 +120,7 @@ async def test_flush_withdraws_unneeded_plans_immediately() -> None:
     async with open_withdrawal(600.0) as (catalog, withdrawal):
         make_plans(catalog, withdrawal, (T, 1), (T, 2))
         await withdrawal.take([(T, 1)])
-        await withdrawal.flush()
+        await withdrawal.withdraw_unused()
         assert catalog.visible_plans == {(T, 1)}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from seamark.connector.trino.protocol.access_rules import PlanInputs, RuleDecision, check_access
+from seamark.connector.trino.protocol.access_rules import PlanInputs, RuleDecision, decide_access
 from tests.connector.trino.protocol import build_rules, build_table
 
 T, U, V = ("lake", "db", "t"), ("lake", "db", "u"), ("lake", "db", "v")
@@ -17,7 +17,7 @@ VIEW_INPUTS = PlanInputs({T: frozenset({"x"})}, views=frozenset({V}))
 
 
 def decide_by_rules(inputs: PlanInputs, *tables: dict[str, Any], **properties: Any) -> RuleDecision:
-    return check_access(json.dumps(build_rules(*tables, **properties)).encode(), inputs)
+    return decide_access(json.dumps(build_rules(*tables, **properties)).encode(), inputs)
 
 
 @pytest.mark.parametrize(
@@ -96,4 +96,4 @@ def test_partition_filter_requirement_of_the_session_is_respected(value: str, ve
 
 @pytest.mark.parametrize("answer", [b"", b"[]", b"{}", b'{"referencedTables": []}', b"<html>", b'{"session": 1}'])
 def test_answer_without_known_rules_gives_no_decision(answer: bytes) -> None:
-    assert check_access(answer, PlanInputs()) is RuleDecision.UNKNOWN
+    assert decide_access(answer, PlanInputs()) is RuleDecision.UNKNOWN

@@ -303,14 +303,14 @@ def test_resize_is_repeated_after_a_concurrent_change_of_the_spec(
     create_upsert_table(client, spec=[("bucket[8]", 1)])
     bucket_spec = ("p0", "bucket[8]", 1)
     other_specs = [[bucket_spec, ("land", "identity", 2)], [("note", "truncate[1]", 4), bucket_spec]]
-    update = buckets._update
+    update = buckets._commit_spec
 
     def set_other_spec_and_update(*arguments: Any) -> Any:
         if other_specs:
             set_spec(client, *other_specs.pop(0))
         return update(*arguments)
 
-    monkeypatch.setattr(buckets, "_update", set_other_spec_and_update)
+    monkeypatch.setattr(buckets, "_commit_spec", set_other_spec_and_update)
     monkeypatch.setattr(buckets, "_WAIT_S", 0)
     assert resize(client, "db.t", buckets=16) == ResizeResult("id", 8, 16, 3)
     assert other_specs == []
@@ -324,7 +324,7 @@ def test_resize_gives_up_after_repeated_conflicts(client: IndexClient, monkeypat
     def refuse(*_: object) -> None:
         raise Conflict("Requirement failed", status=409)
 
-    monkeypatch.setattr(buckets, "_update", refuse)
+    monkeypatch.setattr(buckets, "_commit_spec", refuse)
     monkeypatch.setattr(buckets, "_WAIT_S", 0)
     with pytest.raises(Conflict):
         resize(client, "db.t", buckets=16)

@@ -106,10 +106,10 @@ def make_upserting_writer(seed: int, mode: str) -> tuple[Callable[[int], Step], 
 
     def make_step(number: int) -> Step:
         input_rows = [build_row(rng, key, number) for key in rng.sample(range(300), 6)]
-        return Step(number, kind=rng.choice(("upsert", "partial")), rows=input_rows, mode=mode)
+        return Step(number, kind=rng.choice(("upsert", "partial-upsert")), rows=input_rows, mode=mode)
 
     def write(client: IndexClient, step: Step) -> Report:
-        columns = ["note"] if step.kind == "partial" else None
+        columns = ["note"] if step.kind == "partial-upsert" else None
         input_table = pa.Table.from_pylist(step.rows, ARROW)
         summary = {"step": str(step.number)}
         return upsert(client, "db.t", input_table, keys=["id"], columns=columns, mode=mode, summary=summary)

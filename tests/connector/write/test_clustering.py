@@ -211,7 +211,8 @@ def test_curve_keys_do_not_depend_on_the_batches_of_the_rows(curve: str) -> None
         }
     )
     attributes = Attributes(["nation.rank", "day", "customer.city"], JOINS, facts.schema)
-    # The rank and the city of a customer would have the same order, and would count as one column.
+    # The rank and the city of a customer have the same order, so they would form one group. Without groups, each column
+    # is a dimension of the curve. A clustering is pickled when it is sent to a worker.
     clustering = replace(pickle.loads(pickle.dumps(Clustering.from_sample(attributes, facts, curve))), groups=())
     customers = {10: ("P", 2), 20: ("B", 1), 30: (None, None)}
     joined_values = [customers.get(value, (None, None)) for value in facts["customer"].to_pylist()]
@@ -302,13 +303,17 @@ def test_queries_read_fewer_rows_with_cell_bounds_than_with_equal_sizes(curve: s
                 total += len(part) * (int(part.max()) - int(part.min()) + 1)
         return total / 2 / len(keys) / value_count
 
-    # Files of equal size cut the Z-order within its large cells, so the Z-order gains more than the Hilbert curve.
+    # A cell contains all points whose keys begin with the same bits. Files of equal size cut the Z-order within its
+    # large cells, so the Z-order gains more than the Hilbert curve.
     ratio_max = 0.97 if curve == "hilbert" else 0.75
     assert compute_mean_read_fraction(bounds) < ratio_max * compute_mean_read_fraction(equal_bounds)
 
 
 def test_columns_of_the_same_order_count_as_one_and_queries_open_fewer_files() -> None:
-    """The table has an order date, a ship date, and two columns that are independent of them."""
+    """Columns that sort the rows almost alike form one group, which is one dimension of the curve.
+
+    The table has such an order date and ship date, and two columns that are independent of them.
+    """
     rng = np.random.default_rng(first_seed())
     order_days = rng.integers(0, 1000, 40_000)
     ship_days = order_days + rng.integers(1, 30, 40_000)
@@ -328,7 +333,7 @@ def test_columns_of_the_same_order_count_as_one_and_queries_open_fewer_files() -
                 counts.append(int(((files.max(axis=1) >= low) & (files.min(axis=1) <= low + width)).sum()))
         return float(np.mean(counts))
 
-    # As two columns, the dates would take half of the first bits of the keys, although they have one order.
+    # As two columns, the dates would take half of the first bits of the keys, although they sort the rows almost alike.
     assert compute_mean_opened_files(clustering) < 0.9 * compute_mean_opened_files(replace(clustering, groups=()))
     assert len(np.unique(clustering.compute_keys(table), axis=0)) == len(
         np.unique(clustering.compute_points(table), axis=0)

@@ -29,7 +29,8 @@ def create_filled_table(client: IndexClient, version: int, spec: str, **options:
     append(client, "db.t", build_rows(*((key, "old", 0) for key in range(200))))
 
 
-def read_lands(client: IndexClient) -> dict[int, str]:
+def read_writers(client: IndexClient) -> dict[int, str]:
+    """Return the writer of each row by key. The rows have the name of their writer in the column `land`."""
     values = scan(client, "db.t", ["id", "land"]).to_arrow().to_pylist()
     assert len(values) == len({value["id"] for value in values}), "a key occurs twice"
     return {value["id"]: value["land"] for value in values}
@@ -80,7 +81,7 @@ def test_concurrent_equality_upserts_of_different_keys_do_not_conflict(
     report = upsert(client, "db.t", own_rows, keys=["id"], mode="merge-on-read")
     assert (report.attempts, report.updated) == (1, 10)
     expected = {key: "theirs" if key % 2 == 0 else "old" for key in range(200)}
-    assert read_lands(client) == expected | dict.fromkeys(OWN_KEYS, "ours")
+    assert read_writers(client) == expected | dict.fromkeys(OWN_KEYS, "ours")
     run_before_commits(monkeypatch, lambda: upsert(client, "db.t", other_rows, keys=["id"], strategy=EQUALITY))
     delete_report = delete(client, "db.t", keys=pa.table({"id": [31, 45]}), mode="merge-on-read")
     assert (delete_report.attempts, delete_report.deleted) == (1, 2)
@@ -107,9 +108,9 @@ def test_concurrent_equality_change_of_the_same_key_is_a_conflict(
     run_before_commits(monkeypatch, write_concurrently)
     report = upsert(client, "db.t", build_rows((31, "ours"), (59, "ours")), keys=["id"], mode=mode)
     assert report.attempts == 2
-    lands_by_id = read_lands(client)
-    assert (lands_by_id[31], lands_by_id[59]) == ("ours", "ours")
-    assert lands_by_id.get(10) == (None if is_delete else "theirs")
+    writer_by_key = read_writers(client)
+    assert (writer_by_key[31], writer_by_key[59]) == ("ours", "ours")
+    assert writer_by_key.get(10) == (None if is_delete else "theirs")
 
 
 def test_key_of_several_columns_is_compared_as_a_whole(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +132,7 @@ def test_delete_by_another_column_conflicts_with_equality_deletes(
         monkeypatch, lambda: upsert(client, "db.t", build_rows((7, "x")), keys=["id"], strategy=EQUALITY)
     )
     assert delete(client, "db.t", where="land = 'x' or id = 31", mode="merge-on-read").attempts == 2
-    assert not {7, 31} & read_lands(client).keys()
+    assert not {7, 31} & read_writers(client).keys()
 
 
 @pytest.mark.few_cases(1)
@@ -149,6 +150,6 @@ def test_upsert_with_several_conflicts_gets_priority_over_a_stream_of_upserts(
             # An idle machine needs 2 to 4 attempts. On a busy machine, the upsert gets its priority later, so the limit
             # is half of the 50 attempts after which an upsert fails.
             assert report.attempts <= 25
-    lands_by_id = read_lands(client)
-    assert {lands_by_id[key] for key in OWN_KEYS} == {"ours2"}
+    writer_by_key = read_writers(client)
+    assert {writer_by_key[key] for key in OWN_KEYS} == {"ours2"}
     assert stream_upsert_count[0]

@@ -287,7 +287,7 @@ def draw_mixed_steps(rng: random.Random, step_count: int) -> list[Step]:
     """Return random steps. About half of the upserts and of the deletes by key use equality deletes."""
     new_steps: list[Step] = []
     for step in draw_steps(rng, step_count, MODES):
-        needs_no_lookup = step.kind == "keys" or (step.kind == "upsert" and step.precombine_column is None)
+        needs_no_lookup = step.kind == "delete-keys" or (step.kind == "upsert" and step.precombine_column is None)
         if step.kind == "upsert" and rng.random() < 0.4:
             # An upsert by equality deletes cannot compare the rows, so the step loses its precombine column.
             new_steps.append(EqualityDeleteStep(step.number, "upsert", step.rows))
@@ -334,7 +334,7 @@ def run_steps(
             ]
             for start in range(0, len(round_steps), writers):
                 concurrent_steps = zip(round_steps[start : start + writers], clients, strict=False)
-                futures = [pool.submit(step.take, own_client, "db.t") for step, own_client in concurrent_steps]
+                futures = [pool.submit(step.commit, own_client, "db.t") for step, own_client in concurrent_steps]
                 if round_number and not start:
                     pool.submit(change_spec, client, "t", *shape.specs[round_number], round_number).result(60)
                 for step, future in zip(round_steps[start:], futures, strict=False):

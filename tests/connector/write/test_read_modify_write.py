@@ -21,8 +21,8 @@ from tests.connector.write.test_upserts_at_once import run_before_commits
 from tests.seeds import mark_fast
 
 
-def read_counter(client: IndexClient, key: int) -> tuple[int | None, int | None]:
-    """Return the snapshot, and the counter of a key."""
+def read_snapshot_and_ts(client: IndexClient, key: int) -> tuple[int | None, int | None]:
+    """Return the snapshot that was read, and the column `ts` of a key, which the tests use as a counter."""
     timestamps = scan(client, "db.t", ["ts"], where=f"id = {key}")
     values = timestamps.to_arrow()["ts"].to_pylist()
     return timestamps.snapshot_id, values[0] if values else None
@@ -60,7 +60,7 @@ def test_change_of_a_row_that_changed_since_it_was_read_is_refused(
 ) -> None:
     create_upsert_table(client, version=version, properties=BY_ID if is_during_write else {})
     append(client, "db.t", build_rows((1, "a", 1), (2, "a", 1), (3, "a", 1)))
-    snapshot, _ = read_counter(client, 1)
+    snapshot, _ = read_snapshot_and_ts(client, 1)
     if is_during_write:
         run_before_commits(monkeypatch, lambda: CONCURRENT_CHANGES[concurrent_change](client))
     else:
@@ -80,7 +80,7 @@ def test_change_of_a_row_that_changed_since_it_was_read_is_refused(
 def test_changes_of_unread_rows_and_rewrites_do_not_conflict(client: IndexClient, mode: str) -> None:
     create_upsert_table(client)
     append(client, "db.t", build_rows((1, "a", 1), (2, "a", 1)))
-    snapshot, _ = read_counter(client, 1)
+    snapshot, _ = read_snapshot_and_ts(client, 1)
     # This also moves row 1.
     upsert(client, "db.t", build_rows((2, "b", 2), (5, "b", 2)), keys=["id"], mode="copy-on-write")
     report = upsert(client, "db.t", build_rows((1, "c", 2)), keys=["id"], mode=mode, read_snapshot_id=snapshot)
@@ -90,11 +90,11 @@ def test_changes_of_unread_rows_and_rewrites_do_not_conflict(client: IndexClient
 
 def test_insert_is_refused_if_its_row_was_inserted_since_the_read(client: IndexClient) -> None:
     create_upsert_table(client)
-    assert read_counter(client, 1) == (None, None)
+    assert read_snapshot_and_ts(client, 1) == (None, None)
     upsert(client, "db.t", build_rows((1, "a", 1)), keys=["id"], read_snapshot_id=None)
     with pytest.raises(Conflict):
         upsert(client, "db.t", build_rows((1, "b", 1)), keys=["id"], read_snapshot_id=None)
-    snapshot, _ = read_counter(client, 2)
+    snapshot, _ = read_snapshot_and_ts(client, 2)
     upsert(client, "db.t", build_rows((2, "a", 1)), keys=["id"], read_snapshot_id=snapshot)
     with pytest.raises(Conflict):
         upsert(client, "db.t", build_rows((2, "b", 1)), keys=["id"], read_snapshot_id=snapshot)
@@ -129,7 +129,7 @@ def test_concurrent_increments_of_counters_are_all_counted(
             for step in range(4):
                 key = (number + step) % 2
                 while True:
-                    snapshot, value = read_counter(own_client, key)
+                    snapshot, value = read_snapshot_and_ts(own_client, key)
                     assert value is not None
                     try:
                         new_rows = build_rows((key, "counter", value + 1))
@@ -171,7 +171,7 @@ def test_repeated_change_of_a_producer_is_a_duplicate_although_it_changed_the_ro
     """After a lost reply, the producer does not know that its change was committed."""
     create_upsert_table(client)
     append(client, "db.t", build_rows((1, "a", 1), (2, "a", 1)))
-    snapshot, _ = read_counter(client, 1)
+    snapshot, _ = read_snapshot_and_ts(client, 1)
     write_options: dict[str, Any] = {"mode": mode, "read_snapshot_id": snapshot}
     first_report = REPEATABLE_CHANGES[name](client, **write_options, producer=("counter", 3))
     if is_changed_again:
@@ -184,7 +184,7 @@ def test_repeated_change_of_a_producer_is_a_duplicate_although_it_changed_the_ro
         REPEATABLE_CHANGES[name](client, **write_options, producer=("counter", 4))
     with pytest.raises(Conflict, match="changed since snapshot"):
         REPEATABLE_CHANGES[name](client, **write_options)
-    current_snapshot, _ = read_counter(client, 1)
+    current_snapshot, _ = read_snapshot_and_ts(client, 1)
     assert not REPEATABLE_CHANGES[name](
         client, mode=mode, read_snapshot_id=current_snapshot, producer=("counter", 4)
     ).duplicate

@@ -35,9 +35,9 @@ FIRST_APPENDED_KEY = 1000
 
 @dataclass(frozen=True)
 class Step:
-    """A change of one `kind`: append, upsert, partial, unlocated, keys or where.
+    """A change of one `kind`: append, upsert, partial-upsert, equality-upsert, delete-keys or delete-where.
 
-    A partial step upserts some columns. An unlocated step upserts by equality deletes, without a lookup of the rows.
+    A partial upsert changes some columns. An equality upsert writes equality deletes, without a lookup of the old rows.
 
     Each step has its own producer, so it always makes a snapshot, even if it changes nothing, and it can be repeated at
     any time.
@@ -51,7 +51,7 @@ class Step:
     strategy: str | None = None
     range_condition: tuple[str, int] = ("", 0)
 
-    def take(self, client: IndexClient, name: str) -> Any:
+    def commit(self, client: IndexClient, name: str) -> Any:
         """Commit the change, and return its report."""
         options: dict[str, Any] = {"summary": {"step": str(self.number)}, "producer": (f"step {self.number}", 0)}
         write_options: dict[str, Any] = {"mode": self.mode, "strategy": self.strategy}
@@ -59,7 +59,7 @@ class Step:
         match self.kind:
             case "append":
                 return append(client, name, input_table, **options)
-            case "unlocated":
+            case "equality-upsert":
                 return upsert(client, name, input_table, keys=["id"], strategy=EQUALITY, **options)
             case "upsert":
                 return upsert(
@@ -71,7 +71,7 @@ class Step:
                     **write_options,
                     **options,
                 )
-            case "partial":
+            case "partial-upsert":
                 return upsert(
                     client,
                     name,
@@ -82,16 +82,16 @@ class Step:
                     **write_options,
                     **options,
                 )
-            case "keys":
+            case "delete-keys":
                 return delete(client, name, keys=input_table, key=["id"], **write_options, **options)
-            case "where":
+            case "delete-where":
                 land, ts = self.range_condition
                 return delete(client, name, where=f"land = '{land}' AND ts < {ts}", mode=self.mode, **options)
         raise AssertionError(self.kind)
 
     def repeat(self, client: IndexClient, name: str) -> None:
         """Repeat the step, and check that it is a duplicate."""
-        repeated_report = self.take(client, name)
+        repeated_report = self.commit(client, name)
         assert repeated_report["duplicate"] if isinstance(repeated_report, dict) else repeated_report.duplicate, (
             f"{self} was committed again"
         )
@@ -101,9 +101,9 @@ class Step:
         new_model = dict(model)
         if self.kind == "append":
             return new_model | {row["id"]: row for row in self.rows}
-        if self.kind == "keys":
+        if self.kind == "delete-keys":
             return {key: row for key, row in new_model.items() if key not in {row["id"] for row in self.rows}}
-        if self.kind == "where":
+        if self.kind == "delete-where":
             land, ts = self.range_condition
             return {
                 key: row
@@ -118,7 +118,7 @@ class Step:
             stored_row = new_model.get(key)
             if stored_row is not None and self.is_older(row, stored_row):
                 continue
-            if self.kind == "partial":
+            if self.kind == "partial-upsert":
                 changed_columns = {"id": key, "note": row["note"]} | (
                     {self.precombine_column: row[self.precombine_column]} if self.precombine_column else {}
                 )
@@ -136,9 +136,9 @@ class Step:
 
 
 def draw_steps(
-    rng: random.Random, step_count: int, modes: tuple[str, ...], *, unlocated: bool = False
+    rng: random.Random, step_count: int, modes: tuple[str, ...], *, has_equality_upserts: bool = False
 ) -> Iterator[Step]:
-    """Yield random steps. With `unlocated`, some are upserts by equality deletes."""
+    """Yield random steps. With `has_equality_upserts`, some are upserts that write equality deletes."""
     next_key = FIRST_APPENDED_KEY
     next_key_after_steps = [next_key]
 
@@ -148,21 +148,29 @@ def draw_steps(
 
     for number in range(step_count):
         # Upserts have the most cases, so they are the most frequent steps.
-        weights = {"append": 2, "upsert": 6, "partial": 4, "keys": 2, "where": 1, "unlocated": 6 if unlocated else 0}
+        weights = {
+            "append": 2,
+            "upsert": 6,
+            "partial-upsert": 4,
+            "delete-keys": 2,
+            "delete-where": 1,
+            "equality-upsert": 6 if has_equality_upserts else 0,
+        }
         kind = rng.choices(list(weights), list(weights.values()))[0]
         ids = [rng.randrange(-20, 60) for _ in range(rng.choice((1, 3, 12)))]
         if kind == "append":
             ids = list(range(next_key, next_key + 5))
             next_key += 5
         elif rng.random() < 0.3 and (end := next_key_after_steps[-5:][0]) > FIRST_APPENDED_KEY:
-            # Use only keys that were appended several steps ago: a concurrent append does not check whether keys exist.
+            # Use only keys that were appended at least five steps ago: a concurrent append does not check whether keys
+            # exist.
             ids.append(rng.randrange(FIRST_APPENDED_KEY, end))
         next_key_after_steps.append(next_key)
         yield Step(
             number,
             kind,
             rows=[draw_row(id_, number) for id_ in ids],
-            precombine_column=None if kind == "unlocated" else rng.choice((None, "ts", "ts", "note")),
+            precombine_column=None if kind == "equality-upsert" else rng.choice((None, "ts", "ts", "note")),
             mode=rng.choice(modes),
             strategy="scan" if rng.random() < 0.3 else None,
             range_condition=(rng.choice(LANDS[:3]) or "", rng.randrange(60)),
@@ -236,9 +244,10 @@ class Shape:
 
     @property
     def supports_equality_upserts(self) -> bool:
-        """True if equality deletes by the key apply to every file, and the checks can read them.
+        """Whether equality deletes by the key apply to every file, and the checks can read them.
 
-        PyIceberg checks the rows of tables of version 2, and does not support equality deletes.
+        PyIceberg checks the rows of tables of version 2, and does not support equality deletes. With an identity
+        partition, an equality delete applies only to the files of its own partition.
         """
         return self.version == 3 and not any(name == "identity" for name, _ in self.specs)
 
@@ -269,7 +278,8 @@ def run_steps(
     first_spec = [shape.specs[0]] if shape.specs and shape.specs[0][0] else []
     create_upsert_table(client, name, version=shape.version, spec=first_spec, properties=dict(shape.properties))
     steps_by_number = {
-        step.number: step for step in draw_steps(rng, step_count, MODES, unlocated=shape.supports_equality_upserts)
+        step.number: step
+        for step in draw_steps(rng, step_count, MODES, has_equality_upserts=shape.supports_equality_upserts)
     }
     spec_count = max(1, len(shape.specs))
     clients = [IndexClient(client.url) for _ in range(writers)]
@@ -282,7 +292,7 @@ def run_steps(
             ]
             for start in range(0, len(round_steps), writers):
                 concurrent_steps = zip(round_steps[start : start + writers], clients, strict=False)
-                futures = [pool.submit(step.take, own_client, f"db.{name}") for step, own_client in concurrent_steps]
+                futures = [pool.submit(step.commit, own_client, f"db.{name}") for step, own_client in concurrent_steps]
                 for step, future in zip(round_steps[start:], futures, strict=False):
                     assert future.exception(120) is None, f"{note}, {step}: {future.exception()!r}"
                     attempts = getattr(future.result(), "attempts", 1)

@@ -43,7 +43,7 @@ class CubeRig:
     proxy: TrinoProxy
 
     def read(self, sql: str, port: int, user: str = "anna") -> Counter[str] | str:
-        """Return the names of the columns and the rows, or Trino's error message."""
+        """Return how often each row occurs in the result, by the text of the row, or Trino's error message."""
         try:
             rows = query_rows(port, sql, user=user, schema="cubed")
         except trino.exceptions.TrinoQueryError as error:
@@ -57,7 +57,10 @@ class CubeRig:
         return direct_answer
 
     def read_outcome(self, sql: str, user: str = "anna") -> str:
-        """Return the outcome in the proxy's header."""
+        """Return the outcome in the proxy's header.
+
+        A reason with "recently" or "slow" is temporary, for example after a failure, so the statement is sent again.
+        """
 
         def read_final_outcome() -> str:
             headers = {"X-Trino-User": user, "X-Trino-Schema": "cubed"}
@@ -89,6 +92,7 @@ def create_table_with_cube(
     catalog = load_catalog("seamark", type="rest", uri=rig.seamark.base_url)
     table = catalog.create_table(f"cubed.{name}", schema=schema)
     with closing(IndexClient(rig.seamark.base_url)) as client, closing(InProcessWorkers()) as workers:
+        # With shrink=1, the server builds the cube even if it has as many groups as the table has rows.
         client.put_index(f"cubed.{name}", "cube", kind="cube", columns=dimensions, measures=measures, shrink=1)
         for part in parts[:-1]:
             table.append(part)
@@ -202,7 +206,10 @@ def test_distinct_values_are_estimated_from_sketches(rig: CubeRig) -> None:
 
 
 def test_row_filters_and_masks_of_a_table_with_a_cube_stay_in_force(rig: CubeRig) -> None:
-    """With a row filter, or with a mask on a used column, Trino runs the original statement."""
+    """With a row filter, or with a mask on a used column, Trino runs the original statement.
+
+    Rita has a row filter and a mask on `card`. Dan may not read `card`, and Sue may not read the table.
+    """
     schema = pa.schema([("id", pa.int64()), ("country", pa.string()), ("card", pa.string())])
     parts = [
         pa.table({"id": range(9), "country": ["FR", "DE", "IT"] * 3, "card": [f"c{part}"] * 9}, schema=schema)
@@ -223,12 +230,16 @@ def test_row_filters_and_masks_of_a_table_with_a_cube_stay_in_force(rig: CubeRig
     assert "cube" not in rig.read_outcome(query_by_country, "sue")
     texts = query_rows(rig.trino.port, 'SELECT "user", query FROM system.runtime.queries', user="anna", schema="cubed")
     grouped_queries = {(user, "card" in text) for user, text in texts if "seamark_groups" in text and "orders" in text}
-    # Groups do not appear in the list of statements of users who may not read the groups.
+    # Trino has never run a statement that reads the cube's groups for a user who may not read these groups.
     assert grouped_queries == {("anna", True), ("anna", False), ("dan", False)}
 
 
 def test_star_joins_are_answered_from_attributes(rig: CubeRig) -> None:
-    """A row filter, a mask or a missing privilege on a dimension table has the same effect as without the cube."""
+    """The cube groups by attributes, which are columns of dimension tables that the facts join by a key.
+
+    A row filter, a mask or a missing privilege on a dimension table has the same effect as without the cube. The
+    outcome "cube=cube:2" means that the cube answers for two files.
+    """
     schema = pa.schema([("area_id", pa.int32()), ("kind_id", pa.int64()), ("amount", pa.int64())])
     keys = {"area_id": [1, 2, 3, 9, None] * 4, "kind_id": [1, 2] * 10}
     parts = [pa.table({**keys, "amount": range(part, part + 20)}, schema=schema) for part in range(3)]
@@ -266,13 +277,16 @@ def test_star_joins_are_answered_from_attributes(rig: CubeRig) -> None:
 
 
 def test_facts_are_pruned_by_an_index_on_an_attribute(rig: CubeRig) -> None:
-    """Users who may not read all rows of the dimension table get the rows that they get without the index."""
+    """The index stores an attribute for each fact: a column of the dimension table row with the fact's key.
+
+    Users who may not read all rows of the dimension table get the rows that they get without the index.
+    """
     schema = pa.schema([("id", pa.int64()), ("area_id", pa.int32())])
     areas = pa.table({"id": pa.array([1, 2, 3], pa.int32()), "country": ["FR", "DE", None], "card": ["c"] * 3})
     with closing(load_catalog("seamark", type="rest", uri=rig.seamark.base_url)) as catalog:
         catalog.create_table("cubed.regions", schema=areas.schema).append(areas)
         table = catalog.create_table("cubed.visits", schema=schema)
-        for area in (1, 2, 3):  # The key 9 has no partner, and so the bounds of the key leave out no file.
+        for area in (1, 2, 3):  # The key 9 is in no row of regions, and so the bounds of the key leave out no file.
             table.append(pa.table({"id": [area, area + 10, area + 20], "area_id": [0, area, 9]}, schema=schema))
     with closing(IndexClient(rig.seamark.base_url)) as client, closing(InProcessWorkers()) as workers:
         columns = pin_attributes(client, ["cubed.regions.country via area_id = id"], add_partners=False)

@@ -29,7 +29,7 @@ SCHEMA = Schema(NestedField(1, "id", LongType()), NestedField(2, "name", StringT
 
 
 class TrinoStream:
-    """The stream table `events.t`, and a proxy over the server of Trino's catalog."""
+    """The stream table `events.t`, and a proxy that plans with the same server as Trino's catalog."""
 
     def __init__(self, server: Seamark, direct_port: int, proxy_port: int) -> None:
         self._server, self._direct_port, self._proxy_port = server, direct_port, proxy_port

@@ -45,6 +45,12 @@ SCHEMA = StructType(
 
 
 def main(folder: Path, classes: str) -> None:
+    """Write encrypted files with Spark, and read the files that the test has merged.
+
+    The program prints "written" after it has written two files for each case. After a line on stdin, it reads each file
+    `ours*.parquet`, which is a merged file, and prints its name and totals. Then it reads each folder `replaced-*`, in
+    which a merged file has replaced Spark's file, before and after the checksum of the old file is deleted.
+    """
     conf = {
         "spark.ui.enabled": "false",
         "spark.driver.extraClassPath": classes,

@@ -70,7 +70,7 @@ def test_spark_reads_the_merged_form_of_its_encrypted_files(tmp_path: Path) -> N
             parts = [next((tmp_path / f"{name}-{file_number}").glob("*.parquet")) for file_number in range(2)]
             scheme = _read_scheme(parts[0])
             assert (scheme is None) == (name == "plain")
-            if scheme is None:
+            if scheme is None:  # Plain files are merged into an encrypted file too.
                 scheme = _read_scheme(next((tmp_path / "columns-0").glob("*.parquet")))
             else:
                 decrypted_path = tmp_path / f"ours-{name}-decrypted.parquet"
@@ -101,4 +101,5 @@ def test_spark_reads_the_merged_form_of_its_encrypted_files(tmp_path: Path) -> N
     assert sorted(answer[0] for answer in read_answers) == sorted(path.stem for path in files)
     for name, *values in read_answers:
         assert values == EXPECTED, name
+    # The sum of `long` can be read only after the checksum is deleted.
     assert replaced_answers == [[f"replaced-{name}", "ChecksumException", EXPECTED[1]] for name in sorted(SCHEMES)]

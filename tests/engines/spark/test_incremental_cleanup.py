@@ -43,7 +43,11 @@ BEHIND_MS = 1000 * UNDONE_KEPT_MS
 
 
 class CleanupLake:
-    """A Seamark server and a Spark session, in which the server's catalog has the name `catalog`."""
+    """A Seamark server and a Spark session, in which the server's catalog has the name `catalog`.
+
+    The server's clock is behind at first, so that a test can move it forward without writing times in the future, which
+    Iceberg refuses. `expire` expires all snapshots before a time that is far in the future.
+    """
 
     def __init__(self, spark: SparkSession, home: Path) -> None:
         self.clock = OffsetClock()

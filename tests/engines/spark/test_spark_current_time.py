@@ -40,7 +40,8 @@ def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield new_rig
 
 
-def draw_expression(rng: random.Random, kind: str) -> str:
+def draw_time_expression(rng: random.Random, kind: str) -> str:
+    """Return an expression of this type that depends on the current time, such as the start of the last month."""
     expression, units = rng.choice(NOW_EXPRESSIONS[kind]), ["YEAR", "QUARTER", "MONTH", "WEEK"]
     for _ in range(rng.choice([0, 1, 1, 2])):
         count = rng.choice([1, 2, 3, 10, 40])
@@ -66,15 +67,15 @@ def draw_expression(rng: random.Random, kind: str) -> str:
 
 def draw_condition(rng: random.Random) -> str:
     column, kind = rng.choice([("d", "date"), ("at", "timestamp"), ("nt", "timestamp_ntz")])
-    value = draw_expression(rng, kind)
+    value = draw_time_expression(rng, kind)
     condition = rng.choice(
         [
             *[f"{column} {rng.choice(['<', '<=', '>', '>=', '='])} {value}"] * 3,
-            f"{column} BETWEEN {draw_expression(rng, kind)} AND {value}",
-            f"{column} IN ({value}, {draw_expression(rng, kind)})",
-            f"CAST({column} AS date) >= {draw_expression(rng, 'date')}",
+            f"{column} BETWEEN {draw_time_expression(rng, kind)} AND {value}",
+            f"{column} IN ({value}, {draw_time_expression(rng, kind)})",
+            f"CAST({column} AS date) >= {draw_time_expression(rng, 'date')}",
             f"date_trunc('MONTH', {column}) = {value}",
-            f"coalesce({column}, {value}) < {draw_expression(rng, kind)}",
+            f"coalesce({column}, {value}) < {draw_time_expression(rng, kind)}",
         ]
     )
     return f"NOT ({condition})" if rng.random() < 0.2 else condition

@@ -628,8 +628,8 @@ def test_random_queries_return_sparks_own_rows_from_fewer_files(
         run_random_queries(rig, seed, count)
 
 
-def list_past_clauses(rig: StarRig) -> list[str]:
-    """Return clauses that name the facts at earlier times: snapshots, a time, and a tag."""
+def create_past_clauses(rig: StarRig) -> list[str]:
+    """Create a tag and a branch of the facts, and return clauses that name the facts at earlier times."""
     columns = "snapshot_id, unix_millis(committed_at)"
     snapshots = rig.spark.sql(f"SELECT {columns} FROM {rig.db}.sales.snapshots ORDER BY committed_at").collect()
     snapshot_ids = [row[0] for row in snapshots]
@@ -642,7 +642,7 @@ def list_past_clauses(rig: StarRig) -> list[str]:
 
 
 def run_random_queries(rig: StarRig, seed: int, count: int) -> None:
-    queries = Queries(random.Random(seed), rig.db, list_past_clauses(rig))
+    queries = Queries(random.Random(seed), rig.db, create_past_clauses(rig))
     counts: Counter[str] = Counter()
     for number in range(count):
         text = queries.query()

@@ -281,7 +281,9 @@ def run_statements(
     Args:
         first_statements: Statements that run before the random statements.
     Returns:
-        The numbers of statements that were located, run by Iceberg, failed, and run by the keys alone.
+        The numbers of statements by how they ran: by Seamark, which first locates the changed rows by their file and
+        position, by Iceberg, or with a failure. A statement also counts as "by key" if its rows were found by their
+        keys.
     """
     name = f"{version}_{mode[:2]}_{list(LAYOUTS).index(layout)}_{seed}"
     for table_owner in (OURS, THEIRS):
@@ -310,8 +312,8 @@ def run_statements(
 
 @contextmanager
 def count_statements(counts: Counter[str]) -> Iterator[None]:
-    """Count the statements of each kind that run by their keys, without a condition or join in Spark."""
-    change_rows = _LocatedStatement._change_all
+    """Count the statements of each kind that find their rows by keys, without a condition or join in Spark."""
+    change_rows = _LocatedStatement._compute_exact_changes
 
     def count_by_key(statement: _LocatedStatement, *arguments: Any) -> ChangedRows | None:
         changes = change_rows(statement, *arguments)
@@ -319,7 +321,7 @@ def count_statements(counts: Counter[str]) -> Iterator[None]:
         return changes
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_LocatedStatement, "_change_all", count_by_key)
+        patch.setattr(_LocatedStatement, "_compute_exact_changes", count_by_key)
         yield
 
 

@@ -123,8 +123,10 @@ def test_only_one_result_of_a_repeated_task_counts(
         results = []
         for number in range(work.distribution.tasks):
             own_batches = input_table.filter(pa.array(task_of_row == number)).to_batches()
-            list(upserting.change_task(work, own_batches))
-            results += [SparkRow(result=batch[0][0].as_py()) for batch in upserting.change_task(work, own_batches)]
+            list(upserting.change_rows_of_task(work, own_batches))
+            results += [
+                SparkRow(result=batch[0][0].as_py()) for batch in upserting.change_rows_of_task(work, own_batches)
+            ]
             task_numbers.append(number)
         return SimpleNamespace(collect=lambda: results)
 

@@ -14,7 +14,7 @@ import pytest
 
 @dataclass(frozen=True)
 class SmallDisk:
-    """A mounted file system of 24 MiB, unless a test asks for more, which can be filled or made read-only."""
+    """A mounted file system, which can be filled or made read-only. It has 24 MiB, unless a test asks for more."""
 
     root: Path
 

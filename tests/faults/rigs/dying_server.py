@@ -48,7 +48,7 @@ class KillSwitch:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-class Wrapper:
+class KillingWrapper:
     """Passes all calls on to `inner`. Subclasses replace the methods with steps at which the process may die."""
 
     def __init__(self, inner: Any, kill_switch: KillSwitch) -> None:
@@ -59,7 +59,7 @@ class Wrapper:
         return getattr(self._inner, name)
 
 
-class DyingStore(Wrapper):
+class DyingStore(KillingWrapper):
     async def transact(self, operations: Any) -> Any:
         commits = any(isinstance(operation, _CHANGES) for operation in operations)
         if commits:
@@ -70,7 +70,7 @@ class DyingStore(Wrapper):
         return result
 
 
-class DyingObjects(Wrapper):
+class DyingObjects(KillingWrapper):
     async def create(self, location: str, data: bytes, *, durable: bool = True) -> None:
         self._kill_switch.pass_step("before-metadata-write")
         await self._inner.create(location, data, durable=durable)

@@ -27,12 +27,13 @@ class Event:
 
 
 def find_violations(chain: list[int], events: list[Event], initial_value: int | None = None) -> list[str]:
-    """Return the parts of the history that the chain does not explain.
+    """Return a text for each event that the snapshots of the table do not explain.
 
-    The list is empty if the history is linearisable.
+    The list is empty if the events are linearisable: if some order of them explains all answers.
 
     Args:
-        chain: The table's history, oldest first.
+        chain: The snapshots of the table, oldest first.
+        events: The reads and appends of all clients, with their answers.
         initial_value: The head before the chain.
     """
     violations: list[str] = []

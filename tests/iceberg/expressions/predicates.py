@@ -44,11 +44,19 @@ def _draw_bits(strategy: st.SearchStrategy[int], bits: int) -> st.SearchStrategy
     return st.one_of(strategy, st.integers(-half, half - 1), edges).map(lambda v: max(-half, min(v, half - 1)))
 
 
-def _draw_times(unit: int) -> st.SearchStrategy[int]:
-    """Draw times in units of a part of a microsecond. Many are near the start of an hour around 1970 or in 2020."""
+def _draw_times(units_per_us: int) -> st.SearchStrategy[int]:
+    """Draw times since 1970. Many are near the start of an hour around 1970 or in 2020.
+
+    Args:
+        units_per_us: The number of units of a time in a microsecond: 1, or 1,000 for nanoseconds.
+    """
     hours = _draw_near(0, 24, -24, 31 * 24, 365 * 24, -365 * 24, 440_000, spread=30)
-    moments = st.tuples(hours, st.sampled_from([0, 1, -1, HOUR // 2])).map(lambda t: (t[0] * HOUR + t[1]) * unit)
-    return _draw_bits(st.one_of(moments, st.integers(-2 * 365 * DAY, 2 * 365 * DAY).map(lambda v: v * unit)), 64)
+    moments = st.tuples(hours, st.sampled_from([0, 1, -1, HOUR // 2])).map(
+        lambda t: (t[0] * HOUR + t[1]) * units_per_us
+    )
+    return _draw_bits(
+        st.one_of(moments, st.integers(-2 * 365 * DAY, 2 * 365 * DAY).map(lambda v: v * units_per_us)), 64
+    )
 
 
 _CHARACTERS = "ab\0\x7f\ud7ff\ue000\uffff\U0001f9ca\U0010ffff"
@@ -101,11 +109,13 @@ def draw_values_of(kind: str) -> st.SearchStrategy[Any]:
 
 
 @st.composite
-def draw_predicate(draw: st.DrawFn, columns: Mapping[int, str], terms: bool = True, values: Values = VALUES) -> Bound:
-    """Return a predicate on one of the columns, or on a transform of it."""
+def draw_predicate(
+    draw: st.DrawFn, columns: Mapping[int, str], with_transforms: bool = True, values: Values = VALUES
+) -> Bound:
+    """Return a predicate on one of the columns or, if `with_transforms` is True, on a transform of it."""
     column = draw(st.sampled_from(sorted(columns)))
     kind = columns[column]
-    transform = draw(st.sampled_from(["identity", *(TRANSFORMS.get(kind, []) if terms else [])]))
+    transform = draw(st.sampled_from(["identity", *(TRANSFORMS.get(kind, []) if with_transforms else [])]))
     result_kind = compute_result_type(transform, kind)
     ops = [op for op in Op if "nan" not in op and "starts" not in op]
     if result_kind == "string":
@@ -129,10 +139,10 @@ def draw_predicate(draw: st.DrawFn, columns: Mapping[int, str], terms: bool = Tr
 
 
 def draw_expression(
-    columns: Mapping[int, str], terms: bool = True, values: Values = VALUES
+    columns: Mapping[int, str], with_transforms: bool = True, values: Values = VALUES
 ) -> st.SearchStrategy[Expression]:
     return st.recursive(
-        draw_predicate(columns, terms, values),
+        draw_predicate(columns, with_transforms, values),
         lambda children: st.builds(
             lambda join, parts: join(*parts),
             st.sampled_from([join_by_and, join_by_or]),
@@ -154,26 +164,29 @@ def draw_spec(draw: st.DrawFn, columns: Mapping[int, str]) -> PartitionSpec:
     return PartitionSpec(1, tuple(fields))
 
 
-def compute_partition(spec: PartitionSpec, columns: Mapping[int, str], row: Row, old: bool) -> tuple[Value | None, ...]:
+def compute_partition(
+    spec: PartitionSpec, columns: Mapping[int, str], row: Row, as_old_java: bool
+) -> tuple[Value | None, ...]:
     """Return the partition that a writer stores for the row.
 
     Args:
         spec: The partition spec.
         columns: The types of the columns by id.
         row: The values of the row by column id.
-        old: Compute it as Iceberg's Java library up to version 0.10, which rounded times before 1970 up. A long column
-            was an int column when the row was written.
+        as_old_java: Compute it as Iceberg's Java library up to version 0.10, which rounded times before 1970 up. A long
+            column was an int column when the row was written.
     """
     values: list[Value | None] = []
     for field in spec.fields:
         (source,) = field.sources
         kind, value = columns[source], row[source]
         if field.transform == "zorder":
+            # Readers do not know this transform, so they cannot interpret its values. Any text will do.
             values.append(None if value is None else "z")
             continue
-        was_int = old and kind == "long" and isinstance(value, int) and -(2**31) <= value < 2**31
+        was_int = as_old_java and kind == "long" and isinstance(value, int) and -(2**31) <= value < 2**31
         partition_value = compute_transform(field.transform, "int" if was_int else kind, value)
-        if old and field.transform in _CALENDAR and (field.transform, kind) != ("day", "date"):
+        if as_old_java and field.transform in _CALENDAR and (field.transform, kind) != ("day", "date"):
             assert partition_value is None or isinstance(partition_value, int)
             previous_value = compute_transform(field.transform, kind, value - 1) if isinstance(value, int) else None
             if partition_value is not None and partition_value < 0 and previous_value == partition_value:

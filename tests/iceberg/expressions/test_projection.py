@@ -75,7 +75,7 @@ def test_partition_of_a_matching_row_satisfies_the_inclusive_projection(data: st
     row, spec = data.draw(draw_row(columns)), data.draw(draw_spec(columns))
     expression = data.draw(draw_expression(columns))
     assume(matches(expression, row, order_like_java) or matches(expression, row, order_like_python))
-    partition = compute_partition(spec, columns, row, old=data.draw(st.booleans()))
+    partition = compute_partition(spec, columns, row, as_old_java=data.draw(st.booleans()))
     projected_predicate = project_inclusive(expression, spec)
     assert may_match(projected_predicate, index_by_field(spec, partition)), format_expression(projected_predicate)
 
@@ -89,7 +89,7 @@ def test_row_matches_when_its_partition_satisfies_the_strict_projection(data: st
         data.draw(draw_spec(columns)),
         data.draw(draw_predicate(columns)),
     )
-    partition = compute_partition(spec, columns, row, old=data.draw(st.booleans()))
+    partition = compute_partition(spec, columns, row, as_old_java=data.draw(st.booleans()))
     projected_predicate = project_strict(request, spec)
     assume(must_match(projected_predicate, index_by_field(spec, partition)))
     assert matches(request, row, order_like_java), format_expression(projected_predicate)
@@ -167,7 +167,7 @@ def test_excluded_day_is_kept_if_it_may_have_rows_of_the_previous_day() -> None:
 
 
 @pytest.mark.parametrize("op", [Op.LT, Op.GT_EQ, Op.EQ])
-def test_truncation_to_javas_maximum_int_decides_only_null(op: Op) -> None:
+def test_predicate_on_truncation_to_the_maximum_int_of_java_excludes_only_nulls(op: Op) -> None:
     # For truncate[2147483647](1), Java computes 2 and not 0.
     assert (
         format_expression(project_inclusive(build_predicate(op, "int", 1), build_spec("truncate[2147483647]")))
@@ -211,8 +211,11 @@ def test_projection_includes_wrapped_truncations_of_a_long_that_was_an_int(condi
     assert format_expression(project_inclusive(condition, build_spec("truncate[10]"))) == expected
 
 
-def test_wide_truncation_of_a_long_that_was_an_int_decides_nothing() -> None:
-    """Java's remainder of an int overflows, so 1,100,000,000 is stored as 1,294,967,296 and not as 0."""
+def test_truncation_to_more_than_half_of_the_maximum_int_excludes_only_nulls() -> None:
+    """The column may have been an int when a file was written, and Java's remainder of an int overflows.
+
+    Java then stores 1,294,967,296 and not 0 for the value 1,100,000,000.
+    """
     long_truncation = "truncate[1500000000]"
     assert (
         format_expression(
@@ -314,6 +317,7 @@ def is_kept_by_java(bound: Bound, lower: Any, upper: Any, nulls: bool) -> bool:
         Op.IN: lambda: any(lower <= literal <= upper for literal in bound.values),
         Op.NOT_EQ: lambda: not (has_one_value and lower == value),
         Op.NOT_IN: lambda: not (has_one_value and lower in bound.values),
+        # Java compares the bounds for this operator, too. The test does not check it: any file counts as kept.
         Op.STARTS_WITH: lambda: True,
         Op.NOT_STARTS_WITH: lambda: nulls or not (lower.startswith(value) and upper.startswith(value)),
     }[bound.op]()
@@ -333,7 +337,7 @@ def is_kept_by_bounds(expression: Expression, lower: Any, upper: Any, nulls: boo
     return is_kept_by_java(expression, lower, upper, nulls)
 
 
-def test_large_value_list_is_projected_to_one_range_or_nothing() -> None:
+def test_large_value_list_is_projected_to_one_range_or_no_restriction() -> None:
     days = tuple(range(0, 4 * RANGES_MAX, 2))  # No two days are adjacent, so they are too many ranges.
     many_days = find_source_ranges(build_predicate(Op.IN, "timestamp", *days, transform="day"))
     assert format_expression(many_days) == f"(x gt-eq 0 and x lt {(days[-1] + 1) * DAY})"

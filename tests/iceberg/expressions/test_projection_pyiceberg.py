@@ -145,7 +145,7 @@ def to_pyiceberg_record(spec: PartitionSpec, partition: tuple[Any, ...]) -> Reco
 def draw_partition(data: st.DataObject, spec: PartitionSpec, nulls: bool) -> tuple[Any, ...]:
     values = {column: st.none() | VALUES[kind] if nulls else VALUES[kind] for column, kind in COLUMNS.items()}
     row = {column: data.draw(values[column]) for column in sorted({field.sources[0] for field in spec.fields})}
-    return compute_partition(spec, COLUMNS, row, old=False)
+    return compute_partition(spec, COLUMNS, row, as_old_java=False)
 
 
 @given(st.data())
@@ -153,7 +153,7 @@ def draw_partition(data: st.DataObject, spec: PartitionSpec, nulls: bool) -> tup
 def test_partitions_that_pyiceberg_skips_are_skipped(data: st.DataObject) -> None:
     spec = data.draw(SPECS)
     columns = {field.sources[0]: COLUMNS[field.sources[0]] for field in spec.fields}
-    expression = data.draw(draw_expression(columns, terms=False, values=VALUES))
+    expression = data.draw(draw_expression(columns, with_transforms=False, values=VALUES))
     partition = draw_partition(data, spec, nulls=True)
     assume(may_match(project_inclusive(expression, spec), index_by_field(spec, partition)))
     projected_predicate = inclusive_projection(SCHEMA, to_pyiceberg_spec(spec))(to_pyiceberg(expression))
@@ -167,7 +167,7 @@ def test_partitions_that_pyiceberg_skips_are_skipped(data: st.DataObject) -> Non
 def test_predicates_that_pyicebergs_residual_decides_are_decided(data: st.DataObject) -> None:
     spec = data.draw(SPECS)
     columns = {field.sources[0]: COLUMNS[field.sources[0]] for field in spec.fields}
-    query = data.draw(draw_predicate(columns, terms=False, values=VALUES))
+    query = data.draw(draw_predicate(columns, with_transforms=False, values=VALUES))
     partition = draw_partition(data, spec, nulls=False)
     evaluator = residual_evaluator_of(to_pyiceberg_spec(spec), to_pyiceberg(query), case_sensitive=True, schema=SCHEMA)
     expected = evaluator.residual_for(to_pyiceberg_record(spec, partition))

@@ -49,7 +49,7 @@ def test_residual_agrees_with_the_filter_on_each_row_of_the_partition(data: st.D
     columns = {column: COLUMNS[column] for column in data.draw(st.sets(st.sampled_from(sorted(COLUMNS)), min_size=1))}
     spec, expression = data.draw(draw_spec(columns)), data.draw(draw_expression(columns))
     row = {column: data.draw(st.none() | draw_values_of(kind)) for column, kind in columns.items()}
-    partition = compute_partition(spec, columns, row, old=data.draw(st.booleans()))
+    partition = compute_partition(spec, columns, row, as_old_java=data.draw(st.booleans()))
     residual = Residuals(expression, spec)(index_by_field(spec, partition))
     for order in (order_like_java, order_like_python):
         assert matches(residual, row, order) == matches(expression, row, order), residual
@@ -145,7 +145,7 @@ def test_nan_is_less_than_no_value_and_differs_from_all_values() -> None:
 @settings(max_examples=examples(200))
 def test_single_value_is_decided_only_if_all_clients_agree(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(sorted(COLUMNS.values())))
-    query = data.draw(draw_predicate({1: kind}, terms=False))
+    query = data.draw(draw_predicate({1: kind}, with_transforms=False))
     value: Any = data.draw(st.none() | draw_values_of(kind))
     java_answer, python_answer = holds(query, value, order_like_java), holds(query, value, order_like_python)
     assert evaluate(query, value) == (java_answer if java_answer == python_answer else None)

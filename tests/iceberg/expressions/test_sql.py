@@ -1,6 +1,6 @@
 """SQL predicates as Iceberg expressions, compared with DuckDB row by row.
 
-The expression never loses a row, and it is exact if the whole predicate could be used.
+The expression never loses a row, and it is exact if it represents the whole predicate.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from seamark.formats.iceberg.expressions.sql import parse_sql
 from seamark.formats.iceberg.types import schema as seamark_schema
 from seamark.formats.runtime.errors import BadRequest
 from tests.planner.lakes.lake import Row
-from tests.planner.lakes.predicates import SPARK_MEANING, Names, matches
+from tests.planner.lakes.predicates import SPARK_FLOAT_ORDER, Names, matches
 from tests.planner.lakes.schemas import Field, Schema
 from tests.seeds import examples
 
@@ -64,12 +64,12 @@ ROWS = 80
 class Sql:
     """A predicate, or a part of it, as SQL of Seamark and as SQL of DuckDB.
 
-    `is_used` is False if an expression cannot represent the whole predicate.
+    `is_fully_convertible` is False if an Iceberg expression cannot represent the whole predicate.
     """
 
     seamark_text: str
     duckdb_text: str
-    is_used: bool = True
+    is_fully_convertible: bool = True
 
 
 def draw_value(rng: random.Random, name: str) -> Any:
@@ -101,7 +101,7 @@ def draw_value(rng: random.Random, name: str) -> Any:
 
 
 def to_row_value(kind: str, value: Any) -> Any:
-    """Return the value in the form of the oracle's rows."""
+    """Return the value in the form in which the test stores its rows, for example a time as microseconds."""
     if value is None or kind in ("boolean", "string", "binary", "int", "long", "double"):
         return value
     if kind == "float":
@@ -114,7 +114,8 @@ def to_row_value(kind: str, value: Any) -> Any:
         return ((value.hour * 60 + value.minute) * 60 + value.second) * 10**6 + value.microsecond
     if kind == "uuid":
         return value.bytes
-    return int(value.scaleb(int(kind.rstrip(")").split(",")[1])))
+    scale = int(kind.rstrip(")").split(",")[1])
+    return int(value.scaleb(scale))  # The unscaled value of a decimal(precision, scale)
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +147,10 @@ def table() -> Iterator[tuple[duckdb.DuckDBPyConnection, list[Row]]]:
 
 
 def draw_literal(rng: random.Random, name: str) -> Sql:
-    """Return a literal that suits a column. `is_used` is False if the literal is rounded or engines convert it."""
+    """Return a literal that suits a column.
+
+    `is_fully_convertible` is False for a literal that a float column cannot represent, because it would be rounded.
+    """
     literal_value = draw_value(rng, name)
     if literal_value is None:
         return make_common_sql("NULL")
@@ -158,7 +162,9 @@ def draw_literal(rng: random.Random, name: str) -> Sql:
         case "f" | "d":
             if math.isnan(literal_value):
                 return make_common_sql("1e2")
-            return Sql(repr(literal_value), repr(literal_value), is_used=name == "d" or literal_value != 0.7)
+            return Sql(
+                repr(literal_value), repr(literal_value), is_fully_convertible=name == "d" or literal_value != 0.7
+            )
         case "day":
             choices = [
                 f"DATE '{literal_value}'",
@@ -206,9 +212,9 @@ def draw_literal(rng: random.Random, name: str) -> Sql:
     )
 
 
-def make_common_sql(text: str, *, used: bool = True) -> Sql:
+def make_common_sql(text: str, *, is_fully_convertible: bool = True) -> Sql:
     """Return a predicate with the same text in Seamark and in DuckDB."""
-    return Sql(text, text, used)
+    return Sql(text, text, is_fully_convertible)
 
 
 def quote_text(text: str) -> str:
@@ -216,7 +222,7 @@ def quote_text(text: str) -> str:
 
 
 def draw_column(rng: random.Random) -> tuple[str, Sql]:
-    """Return the text of a column in a predicate, and the name of a column of the same type, for literals."""
+    """Return the name of a column that determines the type of literals, and the column's SQL in a predicate."""
     draw = rng.random()
     if draw < 0.05:
         return "a", Sql("`two words`", '"Two Words"')
@@ -242,7 +248,7 @@ def join_predicates(template: str, *parts: Sql) -> Sql:
     return Sql(
         template.format(*(part.seamark_text for part in parts)),
         template.format(*(part.duckdb_text for part in parts)),
-        all(part.is_used for part in parts),
+        all(part.is_fully_convertible for part in parts),
     )
 
 
@@ -284,10 +290,10 @@ def draw_leaf(rng: random.Random) -> Sql:
     if draw < 0.93:
         cast_text, op = rng.choice(["ts", "day", "tz"]), rng.choice(["=", "<", ">", "<>"])
         return make_common_sql(f"year({cast_text}) {op} {rng.choice([1969, 1970, 2024])}")
-    return make_common_sql(rng.choice(UNUSED_CONDITIONS), used=False)
+    return make_common_sql(rng.choice(INCONVERTIBLE_CONDITIONS), is_fully_convertible=False)
 
 
-UNUSED_CONDITIONS = (
+INCONVERTIBLE_CONDITIONS = (
     "id = a",
     "abs(a) = 1",
     "length(s) > 1",
@@ -313,7 +319,9 @@ def draw_like(rng: random.Random) -> Sql:
     if pattern == "a\\%%":
         return make_common_sql(f"s {operator} 'a!%%' ESCAPE '!'")
     if rng.random() < 0.3:
-        return make_common_sql(f"s {operator} {quote_text(rng.choice(['a_b', '%b', 'a%b', '_', 'a!_b']))}", used=False)
+        return make_common_sql(
+            f"s {operator} {quote_text(rng.choice(['a_b', '%b', 'a%b', '_', 'a!_b']))}", is_fully_convertible=False
+        )
     return make_common_sql(f"s {operator} {quote_text(pattern)}")
 
 
@@ -328,12 +336,16 @@ def evaluate_sql(text: str, rows: list[Row]) -> tuple[set[int], tuple[str, ...]]
     bound_json = encode_expression(bound)
     json.dumps(bound_json, allow_nan=False)
     return {
-        number for number, row in enumerate(rows) if matches(bound_json, row, NAMES, SPARK_MEANING)
+        number for number, row in enumerate(rows) if matches(bound_json, row, NAMES, SPARK_FLOAT_ORDER)
     }, parsed_sql.unused
 
 
 def compare_with_duckdb(seed: int, db: duckdb.DuckDBPyConnection, rows: list[Row]) -> bool:
-    """Compare one random predicate with DuckDB, and return whether the whole predicate was used."""
+    """Compare one random predicate with DuckDB.
+
+    Returns:
+        Whether an Iceberg expression can represent the whole predicate.
+    """
     sql = draw_predicate(random.Random(seed))
     actual_numbers = {number for (number,) in db.execute(f"SELECT n FROM rows WHERE {sql.duckdb_text}").fetchall()}
     kept_rows, unused_parts = evaluate_sql(sql.seamark_text, rows)
@@ -342,20 +354,20 @@ def compare_with_duckdb(seed: int, db: duckdb.DuckDBPyConnection, rows: list[Row
         f"unused {unused_parts}"
     )
     assert actual_numbers <= kept_rows, context
-    assert bool(unused_parts) <= (not sql.is_used), context
-    if sql.is_used and not unused_parts:
+    assert not (sql.is_fully_convertible and unused_parts), context
+    if sql.is_fully_convertible:
         # A NaN, which does not equal itself, is only in the columns f (id 5) and d (id 6). Engines differ on such rows.
         numbers = {number for number, row in enumerate(rows) if row[5] == row[5] and row[6] == row[6]}
         assert actual_numbers & numbers == kept_rows & numbers, context
-    return sql.is_used
+    return sql.is_fully_convertible
 
 
-def test_expression_keeps_the_rows_of_duckdb_and_no_others_if_fully_used(
+def test_expression_keeps_exactly_the_rows_of_duckdb_if_the_whole_predicate_is_converted(
     table: tuple[duckdb.DuckDBPyConnection, list[Row]],
 ) -> None:
-    are_used = [compare_with_duckdb(seed, *table) for seed in range(examples(1500, 80))]
-    # The test needs many predicates that are fully used, and many that are not.
-    assert len(are_used) / 3 < sum(are_used) < len(are_used) * 14 / 15
+    are_fully_convertible = [compare_with_duckdb(seed, *table) for seed in range(examples(1500, 80))]
+    # The test needs many predicates that an expression represents as a whole, and many that it does not.
+    assert len(are_fully_convertible) / 3 < sum(are_fully_convertible) < len(are_fully_convertible) * 14 / 15
 
 
 @pytest.mark.slow
@@ -370,7 +382,7 @@ def test_expressions_keep_the_rows_of_duckdb_over_many_predicates(
 
 
 def parse_to_json(text: str) -> Any:
-    """Return the expression of a fully used predicate as JSON."""
+    """Return the expression, as JSON, of a predicate that an expression can represent as a whole."""
     parsed_sql = parse_sql(text, BOUND_TO)
     assert parsed_sql.unused == (), text
     return encode_expression(bind(parsed_sql.expression, BOUND_TO, schemas=(), case_sensitive=True))

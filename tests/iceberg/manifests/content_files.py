@@ -18,7 +18,15 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.formats.iceberg.types import values
 from seamark.formats.runtime.errors import BadRequest
-from tests.planner.lakes.kinds import FLOATS, V3_ONLY, draw_kind, draw_pool, strip_parameters, to_bytes, widen_kind
+from tests.planner.lakes.kinds import (
+    FLOATS,
+    NANOSECOND_TYPES,
+    draw_kind,
+    draw_pool,
+    strip_parameters,
+    to_bytes,
+    widen_kind,
+)
 from tests.planner.lakes.partitioning import apply, draw_transform, infer_result_kind
 
 UUID = "9c12d441-03fe-4693-9a96-a0705ddf69c1"
@@ -181,7 +189,10 @@ class ManifestTable:
         return [self.draw_entry(content) for _ in range(self.rng.choice([0, 1, 3, 12]))]
 
     def widen(self) -> TableMetadata:
-        """Return the table with wider types (spec: "Schema Evolution"). The other attributes keep the old types."""
+        """Return the metadata of the table with wider types (spec: "Schema Evolution").
+
+        `self.kinds` keeps the old types.
+        """
         widened_kinds = {column: widen_kind(self.rng, kind) or kind for column, kind in self.kinds.items()}
         if self.version > 2:
             widened_kinds |= {column: "timestamp" for column, kind in self.kinds.items() if kind == "date"}
@@ -277,7 +288,7 @@ def compute_summary(kind: str, values: list[Any]) -> dict[str, Any] | None:
     return document | {"lower": bounds[0], "upper": bounds[1]}
 
 
-UNREADABLE_BY_PYICEBERG = V3_ONLY
+UNREADABLE_BY_PYICEBERG = NANOSECOND_TYPES
 UNREADABLE_BY_JAVA = ("fixed", "a_x20b")
 """Types and names that Java cannot read.
 
@@ -288,7 +299,7 @@ Java writes fixed partition values that it cannot read again (InternalReader), a
 def encode_content_file(file: ContentFile, metadata: TableMetadata) -> dict[str, object]:
     """Return the JSON of the REST standard, which `decode_content_file` reads, without null fields.
 
-    The spec of the file must be the spec of the table.
+    The table must have the partition spec of the file.
     """
     spec = metadata.spec(file.spec_id)
     if spec is None:

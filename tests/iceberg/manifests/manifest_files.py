@@ -194,7 +194,13 @@ def build_manifest_schema(
 ) -> dict[str, Any]:
     """Return a manifest entry's Avro schema.
 
-    `prefix` precedes all names, because readers must use ids and not names.
+    Args:
+        version: The version of the table format.
+        partition: The names and the Avro types of the partition fields.
+        null_last: Whether null is the last branch of a union, not the first.
+        ids: Whether the fields have Iceberg's field ids.
+        prefix: The beginning of all field names. Readers must find fields by their ids and not by their names.
+        map_form: A form of `build_map_schema`. Writers use "plain", but readers must accept all.
     """
 
     def build_field(name: str, field_id: int, schema: Any) -> dict[str, Any]:
@@ -336,10 +342,12 @@ def to_plain_entries(manifest: DecodedManifest) -> list[dict[str, Any]]:
 
 
 def list_texts(spans: Spans, manifest: DecodedManifest) -> list[bytes | None]:
-    return [
-        None if length < 0 else manifest.heap[start : start + length].tobytes()
-        for start, length in zip(spans.starts.tolist(), spans.lengths.tolist(), strict=True)
-    ]
+    """Return the texts of the spans, which must lie within the heap, the bytes of all texts. A length of -1 is None."""
+    texts: list[bytes | None] = []
+    for start, length in zip(spans.starts.tolist(), spans.lengths.tolist(), strict=True):
+        assert length < 0 or 0 <= start <= len(manifest.heap) - length
+        texts.append(None if length < 0 else manifest.heap[start : start + length].tobytes())
+    return texts
 
 
 def iterate_partition_values(field: PartitionFieldValues, manifest: DecodedManifest) -> Iterator[Any]:

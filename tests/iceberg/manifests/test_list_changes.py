@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from seamark.formats.iceberg.manifests.manifest import DecodedList, decode_list, decode_manifest_list
-from tests.planner.lakes.manifests import Manifest, Style, list_bytes
+from tests.planner.lakes.manifests import Manifest, Style, encode_manifest_list
 from tests.seeds import first_seed, mark_fast
 
 LISTS = 12
@@ -67,7 +67,7 @@ def test_manifest_list_decoded_with_a_base_equals_the_list_decoded_alone(round_n
     previous_list: DecodedList | None = None
     for number in range(LISTS):
         style = styles[0] if rng.random() < 0.9 else styles[1]
-        data = list_bytes(
+        data = encode_manifest_list(
             [(manifest, None) for manifest in manifests],
             version=2,
             style=style,
@@ -86,7 +86,7 @@ def test_manifest_list_with_a_new_manifest_reuses_the_other_manifests() -> None:
     old_manifests = [make_manifest(rng) for _ in range(50)]
 
     def decode(manifests: list[Manifest], base_list: DecodedList | None) -> DecodedList:
-        data = list_bytes([(manifest, None) for manifest in manifests], version=2, style=style, header={})
+        data = encode_manifest_list([(manifest, None) for manifest in manifests], version=2, style=style, header={})
         return decode_list(data, "l", base_list)
 
     old_list = decode(old_manifests, None)

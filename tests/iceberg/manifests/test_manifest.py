@@ -75,7 +75,7 @@ def draw_value(rng: random.Random, schema: Any, name: str = "") -> Any:
     if logical == "time-micros":
         return rng.randrange(86_400_000_000)
     if logical in ("date", "timestamp-micros"):  # fastavro creates dates, so the value must be in Python's range.
-        # A time is a number of days that are a microsecond short, so times are not at midnight.
+        # The factor of a time is a day less a microsecond, so that times are not at midnight.
         return rng.randint(-700_000, 2_900_000) * (1 if kind == "int" else 86_399_999_999)
     bits = rng.choice([3, 8, 20, 31] if kind == "int" else [3, 8, 40, 63])
     return rng.randint(-(2**bits) + (bits == 63), 2**bits - 1)  # The least long represents null.
@@ -140,8 +140,11 @@ def draw_manifest(rng: random.Random, version: int, codec: str, prefix: str) -> 
     return files.build_container(schema, blocks, codec=codec)
 
 
-def drop_later_fields(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows without the fields that version 1 does not have, which are read as null."""
+def add_missing_fields(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows with the fields of the first row and all fields that the decoder reads.
+
+    A manifest of version 1 lacks some of these fields. They become None, as the decoder reads them.
+    """
     return [{name: row.get(name) for name in sorted({*rows[0], *LONGS, *TEXTS})} for row in rows]
 
 
@@ -153,9 +156,10 @@ def drop_later_fields(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 )
 @settings(max_examples=examples(300))
 def test_every_manifest_decodes_to_what_fastavro_reads(seed: int, version: int, codec: str, prefix: str) -> None:
+    """The decoder must not depend on field names, so all names begin with `prefix`."""
     data = draw_manifest(random.Random(seed), version, codec, prefix)
     decoded_manifest = decode_manifest(data, "m.avro")
-    assert drop_later_fields(files.to_plain_entries(decoded_manifest)) == drop_later_fields(
+    assert add_missing_fields(files.to_plain_entries(decoded_manifest)) == add_missing_fields(
         files.read_by_fastavro(data, prefix)
     )
     assert set(decoded_manifest.longs) == set(LONGS)
@@ -215,7 +219,7 @@ def test_manifests_of_fastavro_are_read(codec: str) -> None:
     fastavro.writer(buffer, fastavro.parse_schema(SCHEMA), rows, codec=codec, sync_interval=1000)
     decoded_manifest = decode_manifest(buffer.getvalue(), "m.avro")
     assert decoded_manifest.rows == sum(number % 3 != 2 for number in range(400))
-    assert drop_later_fields(files.to_plain_entries(decoded_manifest)) == drop_later_fields(
+    assert add_missing_fields(files.to_plain_entries(decoded_manifest)) == add_missing_fields(
         files.read_by_fastavro(buffer.getvalue())
     )
 
@@ -259,7 +263,7 @@ def test_statistics_are_read_whether_all_rows_name_the_same_columns_or_not(
         status = files.DELETED if number % 7 == 5 else 0
         rows.append(build_entry(SCHEMA, day=number, status=status, value_counts=counts, upper_bounds=bounds))
     data = build_manifest(SCHEMA, *rows, codec="deflate")
-    assert drop_later_fields(files.to_plain_entries(decode_manifest(data, "m.avro"))) == drop_later_fields(
+    assert add_missing_fields(files.to_plain_entries(decode_manifest(data, "m.avro"))) == add_missing_fields(
         files.read_by_fastavro(data)
     )
 

@@ -51,7 +51,7 @@ def is_decoded(data: bytes, decode: Any = decode_manifest) -> bool:
         assert error_message.startswith("the-file: ")
         return False
     if decode is decode_manifest:
-        # Every span must be in the heap, and the lengths of every list must add up.
+        # The conversion fails if the offset of a text or the length of a list is beyond the decoded bytes.
         for row in files.to_plain_entries(decoded_rows):
             assert isinstance(row["file_path"], str)
     return True
@@ -336,8 +336,11 @@ def test_size_limit_applies_to_the_sum_of_all_blocks() -> None:
 
 
 def test_column_ids_chosen_to_collide_are_rejected_quickly() -> None:
-    """Four thousand ids have the same position in the kernel's hash table, so each is compared with all others."""
-    inverse = pow(2654435769, -1, 2**32)  # The kernel multiplies an id by this number to find its position.
+    """Four thousand ids have the same position in the hash table of the compiled decoder.
+
+    Each id would be compared with all others.
+    """
+    inverse = pow(2654435769, -1, 2**32)  # The decoder multiplies an id by this number to find its position.
     ids = [(high << 21 | low) * inverse % 2**32 for high in range(32) for low in range(128)]
     signed_ids = [i - 2**32 if i >= 2**31 else i for i in ids]
     row = build_entry(SCHEMA, column_sizes=[{"key": key, "value": 1} for key in signed_ids])
@@ -376,7 +379,7 @@ def test_decoding_leaks_no_memory() -> None:
 
 
 def test_manifests_decoded_by_concurrent_threads_are_equal() -> None:
-    """Several threads run the same program at the same time, and their columns must not mix."""
+    """Several threads use one decoding program, which is compiled once for a schema. Their columns must not mix."""
     manifests = [
         build_manifest(
             SCHEMA, *(build_entry(SCHEMA, day=day, record_count=number) for number in range(300)), codec="deflate"

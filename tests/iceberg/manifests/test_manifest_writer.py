@@ -217,7 +217,8 @@ FIELDS_OMITTED_BY_SPARSE_WRITERS = ("equality_ids", "referenced_data_file")
 
 
 def to_planner_file(case: ManifestTable, file: ContentFile) -> SimpleNamespace:
-    """Return the file in the form of the planner's tests."""
+    """Return the file with the attributes of the data files in the tests of the planner."""
+    # These files have no sizes of columns, which are the first statistics.
     by_column = [getattr(file, name) or {} for name in cases.STATISTICS[1:]]
     names = ("values", "nulls", "nans", "lower", "upper")
     metrics = {
@@ -285,13 +286,15 @@ def test_partition_values_have_the_promoted_type_of_their_column(seed: int) -> N
         assert are_same(msgspec.structs.replace(old_entry, status=EXISTING), new_entry), case
 
 
-def build_case(version: int = 2, fields: list[dict[str, Any]] | None = None, **extra_fields: Any) -> ManifestTable:
-    """Return a table with one column of type long and one of type uuid, which is unpartitioned by default."""
-    case = ManifestTable(seed=0, version=version)
-    case.kinds, case.fields, case.properties = {1: "long", 2: "uuid"}, [], {}
-    case.fields = [(1000 + index, *field) for index, field in enumerate(fields or [])]  # type: ignore[misc]
-    case.metadata = case.read(**extra_fields)
-    return case
+def build_table(
+    version: int = 2, partition_fields: list[dict[str, Any]] | None = None, **extra_fields: Any
+) -> ManifestTable:
+    """Return a table with a column of type long and a column of type uuid. By default it has no partition fields."""
+    table = ManifestTable(seed=0, version=version)
+    table.kinds, table.fields, table.properties = {1: "long", 2: "uuid"}, [], {}
+    table.fields = [(1000 + index, *field) for index, field in enumerate(partition_fields or [])]  # type: ignore[misc]
+    table.metadata = table.read(**extra_fields)
+    return table
 
 
 def build_data_file(partition: tuple[Any, ...] = (), **fields: Any) -> ContentFile:
@@ -315,7 +318,7 @@ def test_equal_entries_produce_equal_bytes() -> None:
 
 @pytest.mark.parametrize("codec", ["gzip", "deflate", "zstd", "snappy", "uncompressed"])
 def test_manifest_has_the_codec_of_the_tables_properties(codec: str) -> None:
-    case = build_case(properties={"write.avro.compression-codec": codec})
+    case = build_table(properties={"write.avro.compression-codec": codec})
     entries = [build_added_entry(build_data_file(file_path=f"{number}.parquet")) for number in range(450)]
     data = encode_entries(case, entries).data
     names = {"gzip": "deflate", "zstd": "zstandard", "uncompressed": "null"}
@@ -334,7 +337,7 @@ def test_manifest_has_the_compression_level_of_the_tables_properties() -> None:
     # The prime number makes the paths differ in several digits.
     entries = [build_added_entry(build_data_file(file_path=f"{i * 7919}.parquet")) for i in range(450)]
     sizes = [
-        len(encode_entries(build_case(properties={"write.avro.compression-level": level}), entries).data)
+        len(encode_entries(build_table(properties={"write.avro.compression-level": level}), entries).data)
         for level in ("1", "9")
     ]
     assert sizes[0] > sizes[1]
@@ -350,11 +353,11 @@ def test_manifest_has_the_compression_level_of_the_tables_properties() -> None:
 )
 def test_invalid_compression_property_is_named_in_the_error(properties: dict[str, str], message: str) -> None:
     with pytest.raises(BadRequest, match=message):
-        encode_entries(build_case(properties=properties), [])
+        encode_entries(build_table(properties=properties), [])
 
 
 def test_manifest_header_equals_that_of_javas_writers() -> None:
-    case = build_case(3, [(1, "bucket[4]", "b")])
+    case = build_table(3, [(1, "bucket[4]", "b")])
     metadata = decode_manifest(encode_entries(case, []).data, "m").metadata
     assert json.loads(metadata["schema"]) == case.build_json()["schema"]
     assert json.loads(metadata["partition-spec"]) == case.build_json()["partition-spec"]
@@ -366,7 +369,7 @@ def test_manifest_header_equals_that_of_javas_writers() -> None:
     }
     deletes = write_manifest([], metadata=case.metadata, spec_id=0, content=1)
     assert decode_manifest(deletes.data, "m").metadata["content"] == "deletes"
-    assert "content" not in decode_manifest(encode_entries(build_case(1), []).data, "m").metadata
+    assert "content" not in decode_manifest(encode_entries(build_table(1), []).data, "m").metadata
 
 
 @pytest.mark.parametrize(
@@ -385,12 +388,12 @@ def test_entries_that_readers_would_misread_are_not_written(
     version: int, entry: ManifestEntry, content: int, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        write_manifest([entry], metadata=build_case(version).metadata, spec_id=0, content=content)
+        write_manifest([entry], metadata=build_table(version).metadata, spec_id=0, content=content)
 
 
 def test_version_1_manifest_in_a_version_2_table_has_sequence_number_0() -> None:
     written_manifest = encode_entries(
-        build_case(1),
+        build_table(1),
         [
             build_added_entry(build_data_file(), snapshot_id=5),
             build_added_entry(build_data_file(), status=EXISTING, snapshot_id=4),
@@ -406,14 +409,14 @@ def test_version_1_manifest_in_a_version_2_table_has_sequence_number_0() -> None
         ),
         "list",
     )
-    entries = read_entries(written_manifest.data, manifest, build_case(2).metadata)
+    entries = read_entries(written_manifest.data, manifest, build_table(2).metadata)
     assert [
         (entry.status, entry.snapshot_id, entry.sequence_number, entry.file_sequence_number) for entry in entries
     ] == [
         (ADDED, 5, 0, 0),
         (EXISTING, 4, 0, 0),
     ]
-    (rewritten_manifest,) = write_and_read_list(build_case(2), [manifest])
+    (rewritten_manifest,) = write_and_read_list(build_table(2), [manifest])
     assert rewritten_manifest == manifest
 
 
@@ -438,7 +441,7 @@ def test_first_row_ids_are_assigned_to_data_manifests_without_them() -> None:
 
 def test_files_inherit_first_row_ids_in_the_order_of_their_manifest() -> None:
     """By the specification ("First Row ID Inheritance"), existing files of upgraded tables also have no ids."""
-    case = build_case(3)
+    case = build_table(3)
     old_entry_fields = {"status": EXISTING, "snapshot_id": 1, "sequence_number": 1}
     entries = [
         # The id of an added file is ignored, because the writer of the file does not choose it.
@@ -464,7 +467,7 @@ def test_files_inherit_first_row_ids_in_the_order_of_their_manifest() -> None:
 
 
 def test_manifest_list_requires_the_fields_of_its_version() -> None:
-    manifest_file = encode_entries(build_case(3), []).to_manifest_file("m", snapshot_id=5, sequence_number=2)
+    manifest_file = encode_entries(build_table(3), []).to_manifest_file("m", snapshot_id=5, sequence_number=2)
     options: dict[str, Any] = {"snapshot_id": 5, "parent_snapshot_id": 4, "sequence_number": 2}
     with pytest.raises(ValueError, match="m: the data manifest has no first row id"):
         write_manifest_list([manifest_file], format_version=3, **options)
@@ -481,13 +484,13 @@ LOW, HIGH = b"\x00" * 16, b"\xff" * 16
 
 @pytest.mark.parametrize(("uuids", "agree"), [((LOW, HIGH), False), ((HIGH, HIGH), True), ((LOW, b"\x01" * 16), True)])
 def test_uuid_bounds_are_valid_in_every_readers_order_or_omitted(uuids: tuple[bytes, ...], agree: bool) -> None:
-    case = build_case(2, [(2, "identity", "u"), (1, "identity", "n")])
+    case = build_table(2, [(2, "identity", "u"), (1, "identity", "n")])
     entries = encode_entries(case, [build_added_entry(build_data_file((value, 1))) for value in uuids])
     assert (entries.partitions is not None) == agree
 
 
 def test_zeros_and_nan_have_the_bounds_of_the_specification() -> None:
-    case = build_case(2, [(1, "identity", "f")])
+    case = build_table(2, [(1, "identity", "f")])
     case.kinds = {1: "double"}
     case.metadata = case.read()
     entries = encode_entries(
@@ -500,7 +503,7 @@ def test_zeros_and_nan_have_the_bounds_of_the_specification() -> None:
 
 
 def test_partition_values_of_a_dropped_column_stay_distinct() -> None:
-    case = build_case(2, [(2, "identity", "u"), (1, "bucket[4]", "b")])
+    case = build_table(2, [(2, "identity", "u"), (1, "bucket[4]", "b")])
     entries = encode_entries(case, [build_added_entry(build_data_file((LOW, 3)))])
     manifest = entries.to_manifest_file("m", snapshot_id=5, sequence_number=2)
     columns = [{"id": 3, "name": "rest", "required": False, "type": "long"}]
@@ -526,7 +529,7 @@ def test_partition_values_of_a_dropped_column_stay_distinct() -> None:
 
 def test_partition_field_without_values_has_type_null() -> None:
     """Java gives the type `unknown` to fields of dropped columns."""
-    case = build_case(version=1, fields=[(77, "void", "gone"), (1, "identity", "n")])
+    case = build_table(version=1, partition_fields=[(77, "void", "gone"), (1, "identity", "n")])
     entries = encode_entries(case, [build_added_entry(build_data_file((None, 4)), snapshot_id=1)])
     schema = json.loads(decode_manifest(entries.data, "m").metadata["avro.schema"])
     record = next(field["type"] for field in schema["fields"] if field["name"] == "data_file")
@@ -539,7 +542,7 @@ def test_partition_field_without_values_has_type_null() -> None:
 
 
 def test_manifest_that_differs_from_its_list_is_corrupt_and_named() -> None:
-    case = build_case(2, [(1, "identity", "n")])
+    case = build_table(2, [(1, "identity", "n")])
     entries = encode_entries(case, [build_added_entry(build_data_file((1,)))])
     manifest = entries.to_manifest_file("m.avro", snapshot_id=5, sequence_number=2)
     for data, changed_fields, expected_change in [
@@ -550,7 +553,7 @@ def test_manifest_that_differs_from_its_list_is_corrupt_and_named() -> None:
     ]:
         with pytest.raises(Corrupt, match=rf"^m\.avro.*{expected_change}"):
             read_entries(data, msgspec.structs.replace(manifest, **changed_fields), case.metadata)
-    other_case = build_case(2, [(2, "identity", "n")])
+    other_case = build_table(2, [(2, "identity", "n")])
     with pytest.raises(
         Corrupt, match=r"^m\.avro: partition field n: the stored type long .* cannot be converted to uuid"
     ):
@@ -587,7 +590,7 @@ def test_path_that_is_not_text_is_corrupt() -> None:
     row |= dict.fromkeys(("snapshot_id", "sequence_number", "file_sequence_number"))
     data = manifest_files.build_container(schema, [[manifest_files.encode(schema, row)]])
     with pytest.raises(Corrupt, match=r"^m: file_path of an entry is not UTF-8 text"):
-        read_entries(data, make_manifest_file("m", len(data)), build_case(2).metadata)
+        read_entries(data, make_manifest_file("m", len(data)), build_table(2).metadata)
 
 
 def test_existing_entry_without_a_sequence_number_is_corrupt() -> None:
@@ -598,7 +601,7 @@ def test_existing_entry_without_a_sequence_number_is_corrupt() -> None:
     row = {**row, "status": EXISTING, "data_file": file | {"file_size_in_bytes": 1}}  # type: ignore[assignment]
     data = manifest_files.build_container(schema, [[manifest_files.encode(schema, row)]])
     with pytest.raises(Corrupt, match=r"^m: an existing file has no sequence number"):
-        read_entries(data, make_manifest_file("m", len(data)), build_case(2).metadata)
+        read_entries(data, make_manifest_file("m", len(data)), build_table(2).metadata)
 
 
 @pytest.mark.parametrize(

@@ -34,26 +34,31 @@ from __future__ import annotations
 
 
 class Equations:
-    """The solution of all equations that were added."""
+    """A case folding that meets all equations which were added.
+
+    Single characters that an equation makes equal belong to one class, whose representative replaces them all. A
+    character that equals several characters is replaced by them. Combining marks are removed.
+    """
 
     def __init__(self) -> None:
-        self._class_numbers: dict[int, int] = {}
-        self._parts: dict[int, tuple[int, ...]] = {}
-        self._omitted_points = set(range(0x300, 0x370)) - {_IOTA_BELOW}  # This block has the combining marks.
+        self._representatives: dict[int, int] = {}
+        self._replacements: dict[int, tuple[int, ...]] = {}
+        # This block has the combining marks. The iota is kept, because its upper case is a letter.
+        self._omitted_points = set(range(0x300, 0x370)) - {_IOTA_BELOW}
 
     def fold(self, points: Iterable[int]) -> list[int]:
         folded_points: list[int] = []
         for point in points:
-            while point in self._class_numbers:
-                point = self._class_numbers[point]
-            if point in self._parts:
-                folded_points += self.fold(self._parts[point])
+            while point in self._representatives:
+                point = self._representatives[point]
+            if point in self._replacements:
+                folded_points += self.fold(self._replacements[point])
             elif point not in self._omitted_points:
                 folded_points.append(point)
         return folded_points
 
     def add(self, left: Sequence[int], right: Sequence[int]) -> None:
-        """Add the equation that both sequences of code points have the same folded form.
+        """Add an equation: both sequences of code points must have the same folded form.
 
         Raises:
             ValueError: The equation has no solution.
@@ -61,24 +66,24 @@ class Equations:
         left, right = self.fold(left), self.fold(right)
         if left == right:
             return
-        if len(left) == len(right):
+        if len(left) == len(right):  # The characters at the same position are equal.
             for point, other_point in zip(left, right, strict=True):
                 self._join(*self.fold([point]), *self.fold([other_point]))
-        elif len(left) == 1 and left[0] not in right:
-            self._parts[left[0]] = tuple(right)
+        elif len(left) == 1 and left[0] not in right:  # One character, such as ß, equals several others.
+            self._replacements[left[0]] = tuple(right)
         elif len(right) == 1 and right[0] not in left:
-            self._parts[right[0]] = tuple(left)
+            self._replacements[right[0]] = tuple(left)
         else:
             raise ValueError(f"no folding makes {left} and {right} equal")
 
     def _join(self, point: int, other_point: int) -> None:
         if point != other_point:
             representative, member = sorted((point, other_point), key=_compute_rank)
-            self._class_numbers[member] = representative
+            self._representatives[member] = representative
 
 
 def _compute_rank(point: int) -> tuple[bool, bool, int]:
-    """Return a sort key for the representative of a class.
+    """Return a sort key. The first character by this key represents the characters that differ from it only in case.
 
     An ASCII letter precedes a lower-case letter, which precedes all others; equal kinds are ordered by code point.
     """
@@ -87,10 +92,17 @@ def _compute_rank(point: int) -> tuple[bool, bool, int]:
 
 
 def solve_equations(mappings: Iterable[dict[int, set[str]]], unassigned_points: set[int]) -> dict[int, str]:
-    """Return the folded text of each code point that differs from its own folded text."""
+    """Return the folded text of each code point that differs from its own folded text.
+
+    A code point and each text that an engine's upper or lower case makes of it get the same folded text.
+
+    Args:
+        mappings: For each engine, the texts that it makes of a code point.
+        unassigned_points: The code points that an engine does not know. They remain unchanged.
+    """
     equations = Equations()
-    for engine in mappings:
-        for point, texts in sorted(engine.items()):
+    for engine_mappings in mappings:
+        for point, texts in sorted(engine_mappings.items()):
             for text in sorted(texts, key=len):
                 if point not in unassigned_points and not unassigned_points & set(map(ord, text)):
                     equations.add([point], list(map(ord, text)))
@@ -125,11 +137,18 @@ def _format_constant(name: str, text: str, comment: str) -> str:
     return f'{name} = """\n' + "\n".join(lines) + f'\n"""\n"""{comment}"""\n'
 
 
-def _find_runs(moves: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int, int]]:
-    """Yield runs of code points with the same change, each 1 or 2 after the previous code point."""
+def _find_runs(changes: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int, int]]:
+    """Yield runs of code points with the same change, each 1 or 2 after the previous code point.
+
+    Args:
+        changes: Pairs of a code point and the difference to its folded code point, in ascending order.
+
+    Yields:
+        The first and the last code point of a run, the distance between its code points, and their change.
+    """
     run: list[int] = []
     step, change = 0, 0
-    for point, delta in moves:
+    for point, delta in changes:
         gap = point - run[-1] if run else 0
         if run and delta == change and gap in (1, 2) and step in (0, gap):
             step = gap

@@ -230,4 +230,4 @@ def draw_predicate(rng: random.Random, kind: Kind, values: Sequence[Any]) -> Pre
         ranges.append((None, None, False, False))
     if len(ranges) >= 300 or rng.random() < 0.3:
         ranges = [item for item in ranges if item[0] is not None and item[0] == item[1]]
-    return Predicate(get_type_name(kind), tuple(ranges), rng.random() < 0.3, rng.random() < 0.3)
+    return Predicate(get_type_name(kind), tuple(ranges), nulls=rng.random() < 0.3, nans=rng.random() < 0.3)

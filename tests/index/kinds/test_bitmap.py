@@ -74,10 +74,13 @@ def check_predicates(
                 assert flags[number] >= bool(rows)
 
 
-@pytest.fixture(params=["by key", "by edges"])
+@pytest.fixture(params=["small", "large"])
 def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Use the layout of small indexes, which has the files of each key, or that of large ones, which has extremes."""
-    if request.param == "by edges":
+    """Use the layout of small indexes, or force that of large indexes by limits which no index meets.
+
+    A small index stores which files have a key. A large index stores only the least and the greatest key of each file.
+    """
+    if request.param == "large":
         monkeypatch.setattr(postings, "SMALL_INDEX_MAX_BYTES", -1)
         monkeypatch.setattr(postings, "SHARED_MAX_FRACTION", -1)
         monkeypatch.setattr(postings, "UNSHARED_MAX_FRACTION", -1)
@@ -147,6 +150,10 @@ def test_shared_keys_are_stored_once_and_other_keys_with_their_file() -> None:
 
 
 def test_file_has_as_many_slices_as_its_ranks_have_bits() -> None:
+    """A rank is the position of a row's value among the distinct values.
+
+    A slice is a bitmap with one bit of each rank.
+    """
     assert [compute_slice_count(n) for n in (0, 1, 2, 3, 4, 5, 11, 1000, 1 << 20, (1 << 20) + 1)] == [
         0, 0, 1, 2, 2, 3, 4, 10, 20, 21,
     ]  # fmt: skip
@@ -204,7 +211,7 @@ def test_every_method_to_rank_keys_finds_the_same_rows(values: np.ndarray[Any, n
 
 
 def test_only_bounds_longer_than_a_kibibyte_are_inexact() -> None:
-    stem = LONG_TEXT + "a"
+    stem = LONG_TEXT + "a"  # 1,024 bytes
     values = ["short", stem, stem + "1", stem + "2", LONG_TEXT + "b", None]
     index = open_bitmap([bitmap.build_bitmap(convert_to_keys(pa.array(values), "string"))])
     for text, rows, is_exact in (
@@ -217,7 +224,7 @@ def test_only_bounds_longer_than_a_kibibyte_are_inexact() -> None:
         (stem + "33", [], False),
     ):
         ranges = KeyRanges("string", (KeyRange(text.encode(), text.encode()),))
-        # A text of 1,025 bytes may be exact or not.
+        # Only the first 1,025 bytes of a text are compared. A text of this length may be the start of a longer one.
         assert index.is_exact_for(ranges) is is_exact or len(text) == 1025
         actual_rows = find_rows(index, 0, ranges, len(values))
         assert set(rows) - set(actual_rows) == set() if not is_exact else actual_rows == rows

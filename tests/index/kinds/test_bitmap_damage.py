@@ -65,11 +65,15 @@ def list_answers(blob: bytes | bytearray, kind: str) -> Answers:
     ]
 
 
-@pytest.fixture(params=["long", "string", "long by edges", "string by edges"])
+@pytest.fixture(params=["long", "string", "long large", "string large"])
 def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[bytes, str]:
-    """Return an index and its key type. `by edges` forces the layout of large indexes, which has extremes of files."""
-    kind, _, edges = str(request.param).partition(" ")
-    if edges:
+    """Return an index and its key type.
+
+    `large` forces the layout of large indexes by limits that no index meets. This layout has the least and the greatest
+    key of each file, and not the files of each key.
+    """
+    kind, _, size = str(request.param).partition(" ")
+    if size == "large":
         monkeypatch.setattr(postings, "SMALL_INDEX_MAX_BYTES", -1)
         monkeypatch.setattr(postings, "SHARED_MAX_FRACTION", -1)
         monkeypatch.setattr(postings, "UNSHARED_MAX_FRACTION", -1)
@@ -163,7 +167,10 @@ def test_damaged_section_is_not_merged() -> None:
 @pytest.mark.parametrize("keys", [2**32 - 1, 2**63 - 1, 2**64 - 1])
 @pytest.mark.parametrize("form", [CODES, BYTES])
 def test_too_many_keys_for_ranks_are_rejected_before_anything_is_read(keys: int, form: int) -> None:
-    """Checksums detect only accidental damage, because a malicious writer computes matching checksums."""
+    """A header with more keys than a file can have is rejected first, before the pieces of the file are read.
+
+    A rank, which is the position of a key among the distinct keys, has at most 32 bits.
+    """
     pieces = [Piece(Coding.FLAT, bytes(64))] * 4
     with pytest.raises(ValueError, match="keys"):
         Postings(memoryview(write_pieces(PiecesHeader(keys, 1, form, MATRIX, 0), pieces)), form, files=1, pairs=2**64)
@@ -171,15 +178,19 @@ def test_too_many_keys_for_ranks_are_rejected_before_anything_is_read(keys: int,
 
 @pytest.mark.parametrize("layout", [MATRIX, LISTS, EDGES])
 def test_piece_that_would_inflate_past_its_limit_is_not_inflated(layout: int) -> None:
-    """A few bytes of a malicious file can claim to be a gigabyte. The kernel refuses them by the claimed size."""
-    bomb = Piece(Coding.ZSTD, (1 << 30).to_bytes(8, "little") + pa.compress(bytes(1 << 20), "zstd", asbytes=True))
+    """A few bytes of a malicious file can claim to be a gigabyte. The decoder refuses them by the claimed size.
+
+    An index has three layouts: a bitmap of files for each key (MATRIX), a list of files for each key (LISTS), or the
+    least and the greatest key of each file (EDGES).
+    """
+    huge_piece = Piece(Coding.ZSTD, (1 << 30).to_bytes(8, "little") + pa.compress(bytes(1 << 20), "zstd", asbytes=True))
     key = np.array([7], dtype=np.uint64)
     starts = _ordered.pack_numbers(np.array([0, 1], dtype=np.uint64))
-    pieces = [Piece(Coding.FLAT, _ordered.pack_numbers(key).data), bomb, bomb, bomb]
+    pieces = [Piece(Coding.FLAT, _ordered.pack_numbers(key).data), huge_piece, huge_piece, huge_piece]
     if layout == LISTS:
         pieces.append(Piece(Coding.FLAT, starts.data))
     if layout == EDGES:
-        pieces = [bomb, bomb]
+        pieces = [huge_piece, huge_piece]
     written_pieces = write_pieces(PiecesHeader(0 if layout == EDGES else 1, 3, CODES, layout, 0), pieces)
     postings = Postings(memoryview(written_pieces), CODES, files=3, pairs=3)
     is_present = np.ones(3, dtype=np.bool_)

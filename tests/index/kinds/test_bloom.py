@@ -51,14 +51,14 @@ def slice_ranges(blob: bytes, ranges: list[tuple[int, int]]) -> list[bytes]:
 
 
 def probe_remotely(blob: bytes, hashes: Any) -> Any:
-    """Answer a probe from the header and the bytes that a remote probe requests."""
+    """Look up hashes with only the header and the byte ranges that the lookup requests."""
     header = blob[: read_header_size(blob[:FIXED_SIZE])]
     bloom = Bloom(header, len(blob))
     return bloom.probe_bytes(hashes, slice_ranges(blob, bloom.list_byte_ranges(hashes)))
 
 
-def draw_files(seed: int, sizes: list[int]) -> list[Any]:
-    """Return int64 values for each file. Files share few values."""
+def draw_values_of_files(seed: int, sizes: list[int]) -> list[Any]:
+    """Return random int64 values for each file. Two files very seldom have a common value."""
     rng = np.random.default_rng(seed)
     return [rng.integers(-(2**62), 2**62, size) for size in sizes]
 
@@ -99,7 +99,7 @@ def test_zeros_of_both_signs_huge_strings_and_files_without_a_key() -> None:
 @pytest.mark.parametrize("count", [1, 2, 63, 64, 65, 127, 128, 129, 500, 1000])
 def test_each_of_many_files_is_found_by_its_own_keys(count: int) -> None:
     rng = np.random.default_rng(count)
-    files = draw_files(count, rng.choice([3, 40, 200, 900], count).tolist())
+    files = draw_values_of_files(count, rng.choice([3, 40, 200, 900], count).tolist())
     blob = encode_blob([build_filter(build_long_keys(values)) for values in files])
     bloom = Bloom(blob)
     for number in rng.permutation(count)[:60].tolist():
@@ -116,7 +116,7 @@ def test_each_of_many_files_is_found_by_its_own_keys(count: int) -> None:
 @pytest.mark.parametrize("fpp", [0.2, 0.05, 0.01, 0.001])
 @pytest.mark.parametrize("keys", [20, 25, 300, 1_700, 20_000])
 def test_false_positives_are_as_rare_as_requested(fpp: float, keys: int) -> None:
-    files = draw_files(keys, [keys] * max(4, 40_000 // keys))
+    files = draw_values_of_files(keys, [keys] * max(4, 40_000 // keys))
     bloom = Bloom(encode_blob([build_filter(build_long_keys(values), fpp) for values in files]))
     absent_hashes = np.random.default_rng(7).integers(0, 2**64, 100_000 // len(files) + 400, dtype=np.uint64)
     false_positives = sum(int(bloom.probe(absent_hashes[i : i + 1]).sum()) for i in range(len(absent_hashes)))
@@ -209,7 +209,7 @@ def compute_bits(values: Any, bits: int, hash_count: int) -> set[int]:
 
 @pytest.mark.parametrize(("count", "fpp"), [(1, 0.01), (3, 0.01), (70, 0.2), (131, 0.05)])
 def test_reader_of_the_documented_format_finds_the_bits_of_each_file(count: int, fpp: float) -> None:
-    files = draw_files(count, np.random.default_rng(count).choice([0, 10, 45, 80], count).tolist())
+    files = draw_values_of_files(count, np.random.default_rng(count).choice([0, 10, 45, 80], count).tolist())
     entries = [build_filter(build_long_keys(values), fpp) for values in files]
     expected = [
         compute_bits(values, entry.filter_bits, compute_hash_count(fpp))
@@ -234,7 +234,7 @@ def draw_merges(seed: int) -> Iterator[tuple[list[FileBloom], list[tuple[Bloom, 
         counts = rng.choice([1, 2, 7, 64, 65, 130, 300], parts).tolist()
         kept_entries, given_parts = [], []
         for count in counts:
-            files = draw_files(int(rng.integers(2**40)), rng.choice([0, 10, 60, 500], count).tolist())
+            files = draw_values_of_files(int(rng.integers(2**40)), rng.choice([0, 10, 60, 500], count).tolist())
             entries = [build_filter(build_long_keys(values)) for values in files]
             keep = rng.random(count) < rng.choice([0.0, 0.4, 0.95, 1.0])
             kept_entries += [entry for entry, is_kept in zip(entries, keep.tolist(), strict=True) if is_kept]
@@ -262,7 +262,7 @@ def test_merge_in_many_steps_equals_one_merge(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_merges_of_merges_miss_no_key() -> None:
-    files = draw_files(5, [400] * 90)
+    files = draw_values_of_files(5, [400] * 90)
     level = [Bloom(encode_blob([build_filter(build_long_keys(values))])) for values in files]
     while len(level) > 1:
         level = [
@@ -286,7 +286,7 @@ def test_empty_blob_covers_no_file() -> None:
 
 
 def test_list_of_keys_finds_the_files_of_each_key() -> None:
-    files = draw_files(8, [30] * 200)
+    files = draw_values_of_files(8, [30] * 200)
     blob = encode_blob([build_filter(build_long_keys(values)) for values in files])
     bloom = Bloom(blob)
     hashes = np.concatenate([hash_value(int(files[number][0])) for number in (3, 77, 150)])
@@ -296,20 +296,21 @@ def test_list_of_keys_finds_the_files_of_each_key() -> None:
     assert not probe_remotely(blob, hashes[:0]).any()
 
 
-def test_remote_probe_reads_at_most_k_small_ranges_for_each_group() -> None:
-    files = draw_files(2, [1_000] * 300 + [40_000] * 3)
+def test_remote_probe_reads_at_most_a_small_range_for_each_hash_function_and_group() -> None:
+    files = draw_values_of_files(2, [1_000] * 300 + [40_000] * 3)
     blob = encode_blob([build_filter(build_long_keys(values)) for values in files])
     bloom = Bloom(blob)
     for value in files[0][:40].tolist():
         ranges_to_read = bloom.list_byte_ranges(hash_value(value))
-        # There are two groups and 7 hash functions. A page has up to 4 KiB and a checksum of 4 bytes.
+        # Files of similar size are in one group, so there are two groups. There are 7 hash functions.
+        # A page has up to 4 KiB and a checksum of 4 bytes.
         assert len(ranges_to_read) <= 2 * 7
         assert sum(length for _, length in ranges_to_read) <= 2 * 7 * (4096 + 4)
         assert ranges_to_read == sorted(ranges_to_read)
 
 
 def test_bytes_from_another_position_are_rejected() -> None:
-    blob = encode_blob([build_filter(build_long_keys(values)) for values in draw_files(2, [1_000] * 300)])
+    blob = encode_blob([build_filter(build_long_keys(values)) for values in draw_values_of_files(2, [1_000] * 300)])
     bloom, hashes = Bloom(blob), hash_value(5)
     parts = slice_ranges(blob, bloom.list_byte_ranges(hashes))
     parts[0], parts[1] = parts[1], parts[0]
@@ -321,8 +322,8 @@ def test_bytes_from_another_position_are_rejected() -> None:
 
 @pytest.fixture(scope="module")
 def undamaged_index() -> tuple[bytes, list[Any], Any]:
-    """Return a blob of small and large groups, a key of each file, and the answers."""
-    files = draw_files(4, [12] * 150 + [70] * 9 + [400, 5_000])
+    """Return a Bloom index of files with few and many values, a hash of each file, and the answers for the hashes."""
+    files = draw_values_of_files(4, [12] * 150 + [70] * 9 + [400, 5_000])
     blob = encode_blob([build_filter(build_long_keys(values)) for values in files])
     hashes = [hash_value(int(values[0])) for values in files]
     return blob, hashes, [Bloom(blob).probe(item) for item in hashes]
@@ -382,7 +383,7 @@ def test_merge_of_damaged_bits_is_rejected(undamaged_index: tuple[bytes, list[An
 def test_wrong_header_with_a_valid_checksum_is_rejected_or_harmless(
     undamaged_index: tuple[bytes, list[Any], Any],
 ) -> None:
-    # A malicious writer can compute valid checksums, so no header may make the kernels read outside their memory.
+    # A malicious writer can compute valid checksums, so no header may make the C functions read outside their memory.
     blob, hashes, _ = undamaged_index
     head = read_header_size(blob)
     rng = np.random.default_rng(13)

@@ -58,7 +58,7 @@ def define_cube(columns: list[str], measures: list[str], **parameters: float) ->
 
 def build_entry(definition: IndexDefinition, rows: pa.Table) -> pa.RecordBatch:
     columns = {_IDS[name]: rows[name] for name in rows.column_names}
-    return CUBE.build_aggregates(definition.terms, definition.measures, columns, definition.parameters)
+    return CUBE.build_entry_with_aggregates(definition.terms, definition.measures, columns, definition.parameters)
 
 
 def open_entries(*entries: pa.RecordBatch) -> CubeEntries:
@@ -157,7 +157,7 @@ def test_file_with_a_value_beyond_the_type_of_the_engine_is_refused() -> None:
     values = pa.array([Decimal("9" * 38)] * 2, pa.decimal128(38, 0))
     columns = {1: pa.chunked_array([[1, 1]]), 2: pa.chunked_array([values])}
     with pytest.raises(ValueError, match="38"):
-        CUBE.build_aggregates(definition.terms, definition.measures, columns, definition.parameters)
+        CUBE.build_entry_with_aggregates(definition.terms, definition.measures, columns, definition.parameters)
 
 
 def test_sum_of_integers_beyond_64_bits_is_exact() -> None:
@@ -252,6 +252,7 @@ def test_text_that_many_groups_share_is_not_decoded_beyond_the_limit(monkeypatch
 
 
 def test_unpacked_groups_equal_the_packed_groups() -> None:
+    """The groups are packed in an index file and read again."""
     rng = random.Random(5)
     numbers = [0, 1, -1, 255, 256, -(1 << 63), (1 << 63) - 1]
     for rows in (0, 1, 15, 16, 500):
@@ -431,11 +432,14 @@ def test_values_of_every_type_are_grouped(kind: str) -> None:
     measures = ["count(c)", *(["min(c)", "max(c)"] if is_compared else [])]
     definition = define_index("c", "cube", ["c"], schema, measures=measures)
     column = pa.chunked_array([pa.array([_VALUES[kind], None], to_row_type(kind))])
-    entry = CUBE.build_aggregates(definition.terms, definition.measures, {1: column}, definition.parameters)
+    entry = CUBE.build_entry_with_aggregates(definition.terms, definition.measures, {1: column}, definition.parameters)
     groups = pa.Table.from_batches([entry, entry])
     functions = {"m0": "count", "m1": "count", **({"m2": "min", "m3": "max"} if is_compared else {})}
     combined_groups = combine_groups(groups, functions)
     assert combined_groups.schema == entry.schema == build_entry_schema(definition.terms, definition.measures)
     assert [row["m0"] for row in combined_groups.to_pylist()] == [2, 2]
     nulls = {1: pa.chunked_array([pa.nulls(2)])}
-    assert CUBE.build_aggregates(definition.terms, definition.measures, nulls, definition.parameters).num_rows == 1
+    assert (
+        CUBE.build_entry_with_aggregates(definition.terms, definition.measures, nulls, definition.parameters).num_rows
+        == 1
+    )

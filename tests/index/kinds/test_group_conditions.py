@@ -16,7 +16,11 @@ from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, Bound, O
 from seamark.formats.iceberg.expressions.expression_json import encode_expression, parse_expression
 from seamark.formats.iceberg.expressions.sql import parse_sql
 from seamark.formats.iceberg.types.schema import Field, Schema
-from seamark.formats.index.keys.group_conditions import make_group_schema, rename_condition, to_group_condition
+from seamark.formats.index.keys.group_conditions import (
+    make_group_schema,
+    to_group_condition,
+    translate_dimension_condition,
+)
 from seamark.formats.index.keys.measures import parse_measure
 from seamark.formats.index.keys.terms import resolve_term
 from seamark.formats.index.kinds.cube import group_rows
@@ -69,6 +73,7 @@ def draw_condition(rng: random.Random) -> str:
 
 
 def test_groups_with_a_needed_row_meet_the_condition() -> None:
+    """The condition on groups, which is made from WHERE, keeps every group with a row that matches WHERE."""
     omitted_count = 0
     for seed in range(first_seed(), first_seed() + examples(1000, 40)):
         rng = random.Random(seed)
@@ -107,12 +112,14 @@ def test_condition_on_a_dimension_table_selects_by_its_attributes() -> None:
     where = bind(
         parse_sql("name = 'a' AND (n = 1 OR price > 1.0)", COLUMNS).expression, COLUMNS, (), case_sensitive=True
     )
-    condition = rename_condition(where, lambda predicate: {"name": 2, "n": 0, "price": 1}.get(predicate.name))
+    condition = translate_dimension_condition(
+        where, lambda predicate: {"name": 2, "n": 0, "price": 1}.get(predicate.name)
+    )
     assert [(bound.name, bound.column_id) for bound in collect_predicates(condition)] == [("d2", 3)], (
         "only the engine may evaluate the comparison with NaN"
     )
-    assert rename_condition(where, lambda _: None) == TRUE
-    assert rename_condition(FALSE, lambda _: 0) == FALSE
+    assert translate_dimension_condition(where, lambda _: None) == TRUE
+    assert translate_dimension_condition(FALSE, lambda _: 0) == FALSE
     assert isinstance(condition, Bound)
 
 

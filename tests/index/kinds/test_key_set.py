@@ -40,7 +40,7 @@ def draw_values(rng: random.Random, text: bool, span: int, rows: int) -> list[An
 @pytest.mark.parametrize("seed", mark_fast(range(60), 6))
 def test_bitmap_index_finds_files_and_rows_by_many_keys(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
-    # Keys have no table of bits, or one for a wide range.
+    # The set of keys has no bitmap, or a bitmap over a wide range.
     monkeypatch.setattr(key_set, "_TABLE_BITS_PER_KEY", rng.choice([0, 1 << 12]))
     is_text, span = rng.random() < 0.3, rng.choice([2, 40, 700, 10**9])
     kind, arrow = ("string", pa.string()) if is_text else ("long", pa.int64())
@@ -84,8 +84,8 @@ def test_row_with_a_key_in_every_column_is_found(seed: int) -> None:
         else:
             wanted_keys = {rng.randrange(span) - span // 2 for _ in range(rng.choice([1, 8, span // 4, span // 2]))}
             keys = build_key_set(sorted(wanted_keys), "long", pa.int64())
-        assert keys.table is not None
-        column = index.find_column(0, keys.table)
+        assert keys.bit_table is not None
+        column = index.find_column(0, keys.bit_table)
         if column is None:  # Columns with few values have a bitmap for each value.
             continue
         columns.append(column)
@@ -103,12 +103,16 @@ def test_row_with_a_key_in_every_column_is_found(seed: int) -> None:
         assert any_row(columns, rows, candidate_rows) == matching_rows[row]
 
 
-def test_incompatible_arguments_of_the_kernel_are_rejected() -> None:
-    """In each case, one argument does not fit the others, for example a mask that is too short for 100 rows."""
+def test_incompatible_arguments_of_any_row_are_rejected() -> None:
+    """In each case, one argument of the compiled function does not fit the others.
+
+    For example, a mask is too short for 100 rows. A column is a tuple: its dictionary, the bitmaps of the rows' codes,
+    the rows without a value, and the requested codes as a bitmap of `span` bits that begins at the code `low`.
+    """
     index = open_bitmap([list(range(100))], "long", pa.int64())
     keys = build_key_set(list(range(0, 100, 3)), "long", pa.int64())
-    assert keys.table is not None
-    column = index.find_column(0, keys.table)
+    assert keys.bit_table is not None
+    column = index.find_column(0, keys.bit_table)
     assert column is not None
     dictionary, slices, absent, table, low, span = column
     assert table is not None

@@ -26,7 +26,7 @@ from seamark.formats.index.packing import (
     decode_value,
     encode_key,
     get_form,
-    get_source_code,
+    get_packer_type_code,
 )
 from tests.seeds import examples
 
@@ -72,7 +72,7 @@ def pack_spans(
     kind: str, heap: bytes | bytearray, spans: Spans, *, absent_low: bool
 ) -> tuple[PackedColumn, Packed] | None:
     packer = Packer(to_byte_array(heap), len(spans.starts))
-    number = packer.bounds(get_source_code(kind), spans.starts, spans.lengths, absent_low=absent_low)
+    number = packer.bounds(get_packer_type_code(kind), spans.starts, spans.lengths, absent_low=absent_low)
     memory = np.frombuffer(packer.pack(), dtype=np.uint8)
     packed_span = packer.packed(number)
     if packed_span is None:
@@ -260,13 +260,13 @@ SPREADS = [
 @pytest.mark.each_pair
 @pytest.mark.parametrize("spread", SPREADS)
 @pytest.mark.parametrize("absent_low", [True, False])
-@pytest.mark.parametrize("has_gap", [True, False])
-def test_codes_keep_the_order_of_values_and_absent_values_are_at_the_end(
-    spread: int, absent_low: bool, has_gap: bool
+@pytest.mark.parametrize("has_absent_value", [True, False])
+def test_codes_keep_the_order_of_values_and_absent_values_are_first_or_last(
+    spread: int, absent_low: bool, has_absent_value: bool
 ) -> None:
     """The values are at the limits of each width, where the code for absent values determines the width."""
     low = -(2**63) + 1
-    values = [low, low + spread // 2, low + spread] + ([MISSING] if has_gap else [])
+    values = [low, low + spread // 2, low + spread] + ([MISSING] if has_absent_value else [])
     packer = Packer(to_byte_array(b""), len(values))
     number = packer.longs(np.array(values, dtype=np.int64), absent_low=absent_low)
     memory = np.frombuffer(packer.pack(), dtype=np.uint8)
@@ -274,14 +274,16 @@ def test_codes_keep_the_order_of_values_and_absent_values_are_at_the_end(
     assert fields is not None
     packed_span = Packed(*fields)
     assert PackedColumn(memory, packed_span, len(values)).read_longs().tolist() == values
-    assert (packed_span.presence == NONE) == (not has_gap)
-    if not has_gap and spread == 0:
+    assert (packed_span.presence == NONE) == (not has_absent_value)
+    if not has_absent_value and spread == 0:
         assert packed_span.width == 0
         return
-    assert packed_span.width == next(width for width in (1, 2, 4, 8) if spread + has_gap < 1 << 8 * width or width == 8)
+    assert packed_span.width == next(
+        width for width in (1, 2, 4, 8) if spread + has_absent_value < 1 << 8 * width or width == 8
+    )
     codes = np.frombuffer(memory, f"<u{packed_span.width}", len(values), packed_span.codes).tolist()
     assert codes[0] <= codes[1] <= codes[2]
-    if has_gap:
+    if has_absent_value:
         assert codes[3] == (0 if absent_low else 2 ** (8 * packed_span.width) - 1)
         assert (packed_span.low, packed_span.high) == ((MISSING, values[2]) if absent_low else (low, LONG_MAX))
         assert codes[3] <= codes[0] if absent_low else codes[3] >= codes[2]
@@ -328,7 +330,7 @@ def test_columns_of_a_manifest_are_unchanged_after_packing(data: st.DataObject) 
     packer = Packer(to_byte_array(heap), rows)
     record_count = packer.longs(np.array(records, dtype=np.int64), absent_low=True)
     numbers = [
-        packer.column(get_source_code(kind), counts, lower, upper, record_count)  # type: ignore[arg-type]
+        packer.column(get_packer_type_code(kind), counts, lower, upper, record_count)  # type: ignore[arg-type]
         for kind, counts, (lower, upper) in zip(kinds, packed_counts_arguments, packed_bounds_arguments, strict=True)
     ]
     memory = np.frombuffer(packer.pack(), dtype=np.uint8)
@@ -376,9 +378,9 @@ def test_incompatible_columns_are_rejected() -> None:
     with pytest.raises(ValueError, match="a row of its own"):
         packer.column(0, empty_key, (rows, values[:1], lengths[:1]), None)
     with pytest.raises(ValueError, match="a start and a length"):
-        packer.bounds(get_source_code("string"), values, lengths[:1], absent_low=True)
+        packer.bounds(get_packer_type_code("string"), values, lengths[:1], absent_low=True)
     with pytest.raises(ValueError, match="each row"):
-        packer.bounds(get_source_code("string"), values[:1], lengths[:1], absent_low=True)
+        packer.bounds(get_packer_type_code("string"), values[:1], lengths[:1], absent_low=True)
     with pytest.raises(ValueError, match="each value"):
         packer.longs(values, np.ones(1, dtype=np.uint8), absent_low=True)
     with pytest.raises(ValueError, match="no such job"):

@@ -54,7 +54,7 @@ DRAWS: dict[str, tuple[pa.DataType, Callable[[random.Random], Any]]] = {
 
 
 def to_comparable(value: Any) -> Any:
-    """Return a value in the form that the dict distinguishes: NaN is one value, and the zeros are two."""
+    """Return a value as a key of the expected results: NaN is one value, and the zeros are two."""
     return repr(value) if isinstance(value, float) else value
 
 
@@ -89,9 +89,9 @@ class KeyFiles:
     def check(self, record: RecordBlob, numbers: Sequence[int]) -> None:
         """Check that the record index has exactly these files, in this order."""
         positions_by_key = defaultdict(list)
-        for key_number, number in enumerate(numbers):
+        for file_position, number in enumerate(numbers):
             for position, row in enumerate(self.files[number]):
-                positions_by_key[tuple(map(to_comparable, row))].append((key_number, position))
+                positions_by_key[tuple(map(to_comparable, row))].append((file_position, position))
         all_keys = [*itertools.chain.from_iterable(self.files), *self.absent_keys]
         columns = self.convert_rows(all_keys)
         hi, lo = hash_rows(columns, 0), hash_rows(columns, 1)
@@ -126,9 +126,18 @@ def list_positions(positions: tuple[Any, Any, Any]) -> list[tuple[int, int, int]
 
 
 def look_up_remotely(record: RecordBlob, hi: Any, lo: Any) -> tuple[Any, Any, Any]:
-    """Return the lookup of a reader that has only the directory, and reads pages by range."""
+    """Look up hashes like a reader that has only the end of the file, and reads pages by range.
+
+    The directory at the end of the file has the first hash of each page.
+
+    Args:
+        record: The record index.
+        hi: The high 64 bits of the hashes.
+        lo: The low 64 bits of the hashes.
+    """
     blob = encode_blob(record)
-    tail = blob[-Fences.compute_directory_bytes(blob[-64:], len(blob)) :]
+    trailer = blob[-64:]  # The last bytes contain the size of the directory.
+    tail = blob[-Fences.compute_directory_bytes(trailer, len(blob)) :]
     fences = Fences(tail, len(blob))
     pages = [blob[offset : offset + length] for offset, length in fences.list_page_ranges(hi, lo)]
     return fences.look_up_in_pages(hi, lo, pages)
@@ -197,6 +206,7 @@ def test_value_that_is_not_a_key_has_no_hash() -> None:
 def test_equal_and_extreme_hashes_are_distinguished_where_possible(seed: int) -> None:
     """Hashes are drawn from a few values, so that halves are equal on whole pages. Positions identify the entries."""
     rng = random.Random(seed)
+    # A page has up to 170 entries.
     halves = [0, 1, (1 << 64) - 1, (1 << 64) - 2, *(rng.getrandbits(64) for _ in range(rng.choice((0, 1, 30))))]
     positions_by_key: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     entries = []
@@ -260,7 +270,10 @@ def test_index_without_entries_finds_no_file() -> None:
 
 
 def test_batch_larger_than_all_limits_is_answered_in_order() -> None:
-    """There are more hashes than one lookup processes at once, and three times as many answers."""
+    """One lookup processes fewer hashes at once than there are. Each hash that occurs is in three files.
+
+    `hi` and `lo` are the high and the low 64 bits of the hashes of a record index.
+    """
     hi, lo = draw_uniform_hashes(2000)
     record = open_record(encode_record_entries([FileRecords(sorted_run(hi, lo))] * 3))
     queries = np.random.default_rng(2).integers(0, 4000, 300_000)
@@ -297,7 +310,7 @@ def test_files_with_too_many_rows_are_rejected() -> None:
 
 
 def test_memory_of_a_merge_does_not_depend_on_its_output(tmp_path: Path) -> None:
-    """The runs of a merge are mapped, so the memory that it allocates does not depend on their size."""
+    """The sorted inputs of a merge are memory-mapped files, so the allocated memory does not depend on their size."""
     mapped_pages = [
         write_and_open_record(
             tmp_path / str(number),
@@ -385,9 +398,9 @@ def test_damaged_page_affects_only_its_lookups_and_is_never_merged() -> None:
     blob = bytearray(b"".join(encode_record_entries([FileRecords(sorted_run(hi, lo))])))
     blob[2 * PAGE_BYTES + 100] ^= 1
     record = RecordBlob(memoryview(blob))
-    is_before_damage = hi < record.fences.first[2]
+    is_before_damage = hi < record.fences.first_hashes[2]
     assert len(record.lookup(hi[is_before_damage], lo[is_before_damage])[0]) == np.count_nonzero(is_before_damage)
-    damaged_row = int(np.flatnonzero((hi > record.fences.first[2]) & (hi < record.fences.first[3]))[0])
+    damaged_row = int(np.flatnonzero((hi > record.fences.first_hashes[2]) & (hi < record.fences.first_hashes[3]))[0])
     for _ in range(2):
         with pytest.raises(ValueError, match="page 2 does not match its checksum"):
             record.find(int(hi[damaged_row]), int(lo[damaged_row]))

@@ -51,7 +51,9 @@ def client(server: ServerThread) -> Iterator[IndexClient]:
 
 
 def build_index(client: IndexClient) -> None:
-    round_report = Indexer(client, lambda: closing(InProcessWorkers()), limits=GroupLimits(files=1)).round()
+    round_report = Indexer(
+        client, lambda: closing(InProcessWorkers()), limits=GroupLimits(files=1)
+    ).maintain_all_tables()
     assert (round_report.builds, round_report.merges, round_report.failed) == (1, 1, 0)
 
 
@@ -150,12 +152,14 @@ def test_damaged_toy_blob_is_quarantined_and_widens_the_plan(client: IndexClient
 
 
 @pytest.mark.slow
-def test_toy_index_files_are_deleted_with_their_definition(client: IndexClient, server: ServerThread) -> None:
+def test_files_of_the_example_index_kind_are_deleted_with_their_definition(
+    client: IndexClient, server: ServerThread
+) -> None:
     build_index(client)
     paths = list_live_paths(client)
     client.drop_index("db.t", INDEX)
     for _ in range(3):  # The first rounds delete superseded files, the later rounds unused files.
-        server.run(server.components.housekeeping.round())
+        server.run(server.components.housekeeping.run_round())
     assert len(paths) == 1
     assert not any(path.exists() for path in paths)
 

@@ -182,7 +182,7 @@ async def test_write_that_hdfs_refuses_is_not_a_lost_reply(
     assert [path.startswith(f"/wh/{TEMPORARY_PREFIX}") for path in client.deleted] == [True]
 
 
-class EventClient:
+class WaitingHdfsClient:
     """An HDFS client whose calls wait until `may_answer` is set."""
 
     def __init__(self) -> None:
@@ -194,15 +194,15 @@ class EventClient:
 
 
 @pytest.fixture
-def clients(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[EventClient]]:
+def clients(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[WaitingHdfsClient]]:
     """Return the list of the clients that the server has opened.
 
     The first client does not answer before the end of the test. Later clients answer at once.
     """
-    clients: list[EventClient] = []
+    clients: list[WaitingHdfsClient] = []
 
-    def open_event_client(authority: str, settings: Settings) -> EventClient:
-        clients.append(EventClient())
+    def open_event_client(authority: str, settings: Settings) -> WaitingHdfsClient:
+        clients.append(WaitingHdfsClient())
         if len(clients) > 1:
             clients[-1].may_answer.set()
         return clients[-1]
@@ -213,7 +213,7 @@ def clients(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[EventClient]]:
         client.may_answer.set()
 
 
-async def test_silent_name_node_delays_neither_other_calls_nor_the_exit(clients: list[EventClient]) -> None:
+async def test_silent_name_node_delays_neither_other_calls_nor_the_exit(clients: list[WaitingHdfsClient]) -> None:
     with closing(HdfsObjects([], Settings(storage_timeout_s=60.0), SystemClock())) as objects:
         checks = [asyncio.create_task(objects.exists(f"hdfs://silent/{number}")) for number in range(10)]
         await until(lambda: clients)
@@ -225,7 +225,7 @@ async def test_silent_name_node_delays_neither_other_calls_nor_the_exit(clients:
         await asyncio.wait(checks)
 
 
-async def test_client_that_does_not_answer_is_replaced(clients: list[EventClient]) -> None:
+async def test_client_that_does_not_answer_is_replaced(clients: list[WaitingHdfsClient]) -> None:
     with closing(HdfsObjects([], Settings(storage_timeout_s=0.1), SystemClock())) as objects:
         with pytest.raises(RetryLater, match="HDFS did not answer"):
             await objects.exists("hdfs://lake/a")

@@ -80,9 +80,10 @@ def test_user_delegation_sas_of_azure_is_signed_with_the_key_that_azure_issued(
         table = parse_location(f"abfss://data@{HOST}/lake/t")
         sas = issuer.issue(settings, table, writable=False).properties[f"adls.sas-token.{HOST}"]
         fields = parse_sas(sas)
+        # It covers the directory lake/t, whose depth is 2, allows to read and list, and is signed for blobs.
         assert (fields["sr"], fields["sdd"], fields["sp"], fields["sks"]) == ("d", "2", "rl", "b")
         assert (fields["skoid"], fields["sktid"]) == (_Login.OBJECT, _Login.TENANT)
-        assert fields["se"] <= fields["ske"]
+        assert fields["se"] <= fields["ske"], "the signature must expire before its key"
         azurite.process.stop()
         # The key is valid for a day, so a further table needs no request.
         other_sas = issuer.issue(settings, parse_location(f"abfss://data@{HOST}/lake/u"), writable=True)

@@ -51,6 +51,7 @@ def test_answers_have_a_sas_only_for_their_own_table(azurite: Azurite, tmp_path:
         [credential] = first_table["storage-credentials"]
         assert credential["prefix"] == f"{location}/"
         sas = parse_qs(credential["config"][f"adls.sas-token.{HOST}"])
+        # The signature is for a directory at depth 3.
         assert (sas["sr"], sas["sdd"]) == (["d"], ["3"])
         assert sas["sig"] != parse_qs(second_table["config"]["adls.sas-token"])["sig"]
         loaded_answer = requests.get(f"{tables_url}/first", timeout=30)

@@ -45,10 +45,10 @@ def hash_file_ids(numbers: Iterable[int]) -> Any:
     return np.array([build_file_id(number) for number in numbers], dtype=np.uint64).reshape(-1, 2)
 
 
-def build_groups(number: int, *, amount: int = 1) -> dict[str, int]:
-    """Return the sum of `n` for each country in data file `number`."""
+def build_groups(number: int, *, factor: int = 1) -> dict[str, int]:
+    """Return the sum of `n` for each country in data file `number`, multiplied by `factor`."""
     rng = random.Random(-1 - number)
-    return {country: rng.randint(-9, 9) * amount for country in rng.sample("abcdefg", rng.randint(0, 5))}
+    return {country: rng.randint(-9, 9) * factor for country in rng.sample("abcdefg", rng.randint(0, 5))}
 
 
 class CubeIndexFiles:
@@ -60,18 +60,18 @@ class CubeIndexFiles:
         self._open_files: dict[str, Any] = {}
         self.reported_files: set[str] = set()
 
-    def add(self, location: str, numbers: Sequence[int], *, amount: int = 1, damaged: bool = False) -> None:
+    def add(self, location: str, numbers: Sequence[int], *, factor: int = 1, damaged: bool = False) -> None:
         """Register an index file with the entries of data files.
 
         Args:
             numbers: The numbers of the data files.
-            amount: A factor of the sums, by which a test distinguishes versions of an entry.
+            factor: A factor of the sums, by which a test distinguishes versions of an entry.
             damaged: Whether a column of the entries has a wrong name.
         """
         schema = build_entry_schema(DEFINITION.terms, DEFINITION.measures)
         batches = []
         for number in numbers:
-            sums = build_groups(number, amount=amount)
+            sums = build_groups(number, factor=factor)
             columns = [list(sums), [1] * len(sums), list(sums.values())]
             arrays = [pa.array(values).cast(field.type) for values, field in zip(columns, schema, strict=True)]
             batches.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
@@ -128,7 +128,10 @@ def sum_groups(table: pa.Table) -> Counter[tuple[str, int]]:
 
 
 async def read_parts(segments: Segments, numbers: Sequence[int]) -> tuple[list[int], Counter[tuple[str, int]]]:
-    """Return the data files of all parts that cover `numbers`, and the sums of the groups in these parts."""
+    """Return the data files in all parts, and the sums of the groups in these parts.
+
+    A part has the groups of some of the requested data files. `numbers` are the numbers of the requested files.
+    """
     files, sums = list[int](), Counter[tuple[str, int]]()
     async for part in segments.read_parts(ENTRY, DEFINITION, hash_file_ids(numbers)):
         files += [numbers[file] for file in part.files.tolist()]
@@ -136,10 +139,10 @@ async def read_parts(segments: Segments, numbers: Sequence[int]) -> tuple[list[i
     return sorted(files), sums
 
 
-def compute_expected_sums(numbers: Iterable[int], *, amount: int = 1) -> Counter[tuple[str, int]]:
+def compute_expected_sums(numbers: Iterable[int], *, factor: int = 1) -> Counter[tuple[str, int]]:
     sums: Counter[tuple[str, int]] = Counter()
     for number in numbers:
-        for country, value in build_groups(number, amount=amount).items():
+        for country, value in build_groups(number, factor=factor).items():
             sums[country, 0] += 1
             sums[country, 1] += value
     return sums
@@ -253,10 +256,10 @@ async def test_commit_of_one_file_reads_few_entries(tmp_path: Path) -> None:
 
 async def test_segment_is_not_read_after_its_index_file_was_quarantined(tmp_path: Path) -> None:
     index_files = CubeIndexFiles()
-    index_files.add("wrong", range(50), amount=2)
+    index_files.add("wrong", range(50), factor=2)
     async with open_segments(index_files, tmp_path) as segments:
         merged_segments = await segments.read(ENTRY, DEFINITION, hash_file_ids(range(50)))
-        assert sum_groups(merged_segments.table) == compute_expected_sums(range(50), amount=2)
+        assert sum_groups(merged_segments.table) == compute_expected_sums(range(50), factor=2)
         index_files.remove("wrong")
         assert not (await segments.read(ENTRY, DEFINITION, hash_file_ids(range(50)))).covered.any()
         index_files.add("right", range(50))

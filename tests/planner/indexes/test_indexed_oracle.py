@@ -60,10 +60,10 @@ from tests.planner.lakes.judge import LAKES_PER_BATCH, JudgedTask, judge, plan_w
 from tests.planner.lakes.lake import DataFile, Lake
 from tests.planner.lakes.literal_forms import FORMS
 from tests.planner.lakes.predicates import (
-    IEEE,
-    JAVA_MEANING,
-    SPARK_MEANING,
-    Meaning,
+    IEEE_FLOAT_ORDER,
+    JAVA_FLOAT_ORDER,
+    SPARK_FLOAT_ORDER,
+    FloatOrder,
     Names,
     draw_filter,
     expand_zeros_sometimes,
@@ -76,8 +76,8 @@ from tests.planner.test_oracle import read_seeds
 from tests.seeds import examples
 from tests.services.java_planner import JavaPlanner
 
-CLIENTS = (IEEE, JAVA_MEANING)
-CLIENTS_WITH_NAN_ABOVE = (*CLIENTS, SPARK_MEANING)
+CLIENTS = (IEEE_FLOAT_ORDER, JAVA_FLOAT_ORDER)
+CLIENTS_WITH_NAN_ABOVE = (*CLIENTS, SPARK_FLOAT_ORDER)
 """All clients, including one for which NaN is above every number, as in Spark.
 
 Plans for other clients may contain its rows by chance.
@@ -142,7 +142,9 @@ async def run_campaign(seeds: Sequence[int], per_lake: int, folder: Path, java_p
 
 def _replace_with_indexed_values(rng: random.Random, indexed_lake: IndexedLake, case: ScanCase) -> ScanCase:
     """Return the case with a filter on values that the indexes contain."""
-    schema = indexed_lake.lake.schemas[case.snapshot.schema_id] if case.names_of_snapshot else indexed_lake.lake.schema
+    schema = (
+        indexed_lake.lake.schemas[case.snapshot.schema_id] if case.uses_names_of_snapshot else indexed_lake.lake.schema
+    )
     tree = draw_indexed_filter(rng, indexed_lake, schema)
     or_rng = random.Random(repr(tree))
     if or_rng.random() < 0.15:  # Indexes evaluate one alternative, and statistics may evaluate the other.
@@ -261,8 +263,9 @@ def draw_conditions(rng: random.Random, lake: Lake, count: int) -> Iterator[list
 
     A condition is a predicate, or an AND or OR of two predicates with the literals 0.0 and -0.0.
     """
+    # The name of an index ends with b and the id of its column.
     covered_columns = {name.rpartition("b")[2] for name in define_exact_bitmaps(lake)}
-    while count:
+    while count:  # Conditions that do not suit are drawn again.
         conditions = [_draw_condition(rng, lake, covered_columns) for _ in range(rng.choice([1, 2]))]
         if None not in conditions and len(set().union(*map(list_columns, conditions))) == len(conditions):
             count -= 1
@@ -270,6 +273,7 @@ def draw_conditions(rng: random.Random, lake: Lake, count: int) -> Iterator[list
 
 
 def _draw_condition(rng: random.Random, lake: Lake, covered_columns: set[str]) -> Any | None:
+    """Return a random predicate as JSON, or None if no index can answer it exactly."""
     tree = draw_filter(rng, lake, lake.schema, depth=3)
     if not isinstance(tree, dict) or not isinstance(tree["term"], str):
         return None
@@ -282,7 +286,7 @@ def _draw_condition(rng: random.Random, lake: Lake, covered_columns: set[str]) -
 
 
 def find_matching_files(
-    lake: Lake, files: Sequence[DataFile], predicates: Sequence[Any], clients: Sequence[Meaning]
+    lake: Lake, files: Sequence[DataFile], predicates: Sequence[Any], clients: Sequence[FloatOrder]
 ) -> set[str]:
     """Return the paths of the files with a row that satisfies each predicate for some client."""
     names = Names(lake.schema)
@@ -290,7 +294,7 @@ def find_matching_files(
         file.path
         for file in files
         if any(
-            all(any(matches(item, row, names, meaning) for meaning in clients) for item in predicates)
+            all(any(matches(item, row, names, float_order) for float_order in clients) for item in predicates)
             for row in lake.read_rows(file)
         )
     }

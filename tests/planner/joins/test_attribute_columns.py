@@ -8,11 +8,15 @@ from tests.index.test_definitions import build_table
 
 
 def test_names_of_columns_are_read_only_for_a_filter_that_names_an_attribute() -> None:
-    """A table may have hundreds of schemas with a thousand columns, and the event loop would read their names."""
+    """An attribute is a column of a dimension table that an index on the fact table has, named like the index.
+
+    A table may have hundreds of schemas with a thousand columns, and the event loop would read their names.
+    """
     schemas = tuple(
         Schema((Field(1, "shop", False, "int"), Field(2, name, False, "int")), schema_id=number)
         for number, name in enumerate(("town", "size"))
     )
+    # The lookup of column shop in snapshot 5 of table n.shops: its key has field id 1, the attribute has id 2.
     definition = "bitmap(lookup[n.shops@5:1:2:string](shop))"
     metadata = build_table({f"seamark.index.{name}": definition for name in ("city", "Town")}, schemas=schemas)
     assert list_attribute_names(metadata) == ("Town", "city")

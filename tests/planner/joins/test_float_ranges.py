@@ -13,10 +13,10 @@ import pytest
 from seamark.formats.iceberg.expressions.expression import Always, And, Bound, Expression, Op, Or
 from seamark.metaserver.planner.joins.dimension_columns import FileColumn
 from seamark.metaserver.planner.joins.ranges import (
-    LimitedColumn,
+    PlannedColumn,
+    can_limit_by_range,
     compute_spans,
     convert_spans_to_key_sets,
-    has_ranges,
     make_range_condition,
 )
 
@@ -58,7 +58,7 @@ def test_range_of_special_floats_contains_each_value_that_an_engine_finds(operat
     for limits in itertools.product(SPECIAL_FLOATS, repeat=len(operators)):
         columns = [FileColumn.from_array(pa.chunked_array([pa.array([limit])]), "double").codes for limit in limits]
         spans = compute_spans([(*column, "double") for column in columns], operators, "double")
-        condition = make_range_condition(LimitedColumn(1, "x", "double"), *convert_spans_to_key_sets(*spans, "double"))
+        condition = make_range_condition(PlannedColumn(1, "x", "double"), *convert_spans_to_key_sets(*spans, "double"))
         for value in SPECIAL_FLOATS:
             is_found = all(compare_floats(value, op, limit) for op, limit in zip(operators, limits, strict=True))
             assert is_met(condition, value) or not is_found, (value, operators, limits, condition)
@@ -82,4 +82,4 @@ def test_range_of_special_floats_contains_each_value_that_an_engine_finds(operat
     ],
 )
 def test_only_types_with_one_order_have_ranges(kind: str, other: str, expected: bool) -> None:
-    assert has_ranges(kind, other) is has_ranges(other, kind) is expected
+    assert can_limit_by_range(kind, other) is can_limit_by_range(other, kind) is expected

@@ -21,7 +21,7 @@ def make_filter(column_id: int) -> Bound:
     return Bound(Op.EQ, column_id, "active", "boolean", "identity", "boolean", (False,))
 
 
-def test_condition_by_a_column_with_the_field_id_of_partners_is_not_used() -> None:
+def test_condition_on_a_column_with_the_field_id_of_the_existence_flag_is_not_used() -> None:
     """An index on attributes of a dimension table uses the field id 0 for the flag that a key has a dimension row.
 
     So a condition on a column with the field id 0 must not use the index.

@@ -13,7 +13,7 @@ from tests.planner.lakes.history import write_random_lake
 from tests.planner.lakes.kinds import FLOATS
 from tests.planner.lakes.lake import DataFile, Lake, LakeSnapshot
 from tests.planner.lakes.literal_forms import FORMS
-from tests.planner.lakes.predicates import IEEE, Meaning, Names, draw_filter, matches, to_json
+from tests.planner.lakes.predicates import IEEE_FLOAT_ORDER, FloatOrder, Names, draw_filter, matches, to_json
 from tests.services.java_planner import PlanRequest
 
 
@@ -22,8 +22,8 @@ class ScanCase:
     """One scan of one lake.
 
     Attributes:
-        implicit: Whether the scan is of the current snapshot, and does not name it.
-        names_of_snapshot: Whether the filter has the column names of the snapshot's schema.
+        is_snapshot_omitted: Whether the scan is of the current snapshot, and does not name it.
+        uses_names_of_snapshot: Whether the filter has the column names of the snapshot's schema.
         filter: The filter for Seamark's planner.
         java_filter: The same filter in the form of Iceberg Java.
     """
@@ -31,8 +31,8 @@ class ScanCase:
     lake: Lake
     number: int
     snapshot: LakeSnapshot
-    implicit: bool
-    names_of_snapshot: bool
+    is_snapshot_omitted: bool
+    uses_names_of_snapshot: bool
     case_sensitive: bool
     filter: Any
     java_filter: Any
@@ -40,21 +40,21 @@ class ScanCase:
     @property
     def snapshot_id(self) -> int | None:
         """The snapshot to plan, or None to plan the current snapshot without naming it."""
-        return None if self.implicit else self.snapshot.id
+        return None if self.is_snapshot_omitted else self.snapshot.id
 
     @property
-    def nan_above(self) -> bool:
-        """Whether NaN is greater than every number for the clients of the plan."""
+    def is_nan_greatest(self) -> bool:
+        """Whether NaN is greater than every number for the clients of the plan, as in Spark: in every second case."""
         return self.number % 2 == 1
 
     @property
     def names(self) -> Names:
         lake = self.lake
-        schema = lake.schemas[self.snapshot.schema_id] if self.names_of_snapshot else lake.schema
+        schema = lake.schemas[self.snapshot.schema_id] if self.uses_names_of_snapshot else lake.schema
         return Names(schema, list(lake.schemas.values()), case_sensitive=self.case_sensitive)
 
     def build_java_request(self) -> PlanRequest:
-        names = "snapshot" if self.names_of_snapshot else "current"
+        names = "snapshot" if self.uses_names_of_snapshot else "current"
         location = self.lake.metadata_location
         return PlanRequest(location, json.dumps(self.java_filter), self.snapshot_id, names, self.case_sensitive)
 
@@ -71,14 +71,14 @@ class ScanCase:
         """Whether the filter compares a float column with a zero. Clients differ in the result."""
         return _is_zero_compared(self.filter, self.names)
 
-    def match_rows(self, file: DataFile, expression: Any, meaning: Meaning = IEEE) -> list[bool]:
+    def match_rows(self, file: DataFile, expression: Any, float_order: FloatOrder = IEEE_FLOAT_ORDER) -> list[bool]:
         """Return, for each row of a file, whether it satisfies an expression with the names of this case."""
         names = self.names
-        return [matches(expression, row, names, meaning) for row in self.lake.read_rows(file)]
+        return [matches(expression, row, names, float_order) for row in self.lake.read_rows(file)]
 
     def __str__(self) -> str:
         context = f"seed {self.lake.seed} case {self.number}: format version {self.lake.version}, "
-        names = "the snapshot's" if self.names_of_snapshot else "current"
+        names = "the snapshot's" if self.uses_names_of_snapshot else "current"
         return context + f"snapshot {self.snapshot_id}, {names} names, {self.lake.metadata_location}\n{self.filter}"
 
 
@@ -104,17 +104,17 @@ def draw_cases(seed: int, folder: Path, count: int) -> Iterator[ScanCase]:
     lake = write_random_lake(seed, folder / str(seed))
     rng = random.Random(~seed)
     for number in range(count):
-        implicit = rng.random() < 0.4
-        snapshot = lake.current_snapshot if implicit else rng.choice(list(lake.snapshots.values()))
-        names_of_snapshot = not implicit and rng.random() < 0.25
-        schema = lake.schemas[snapshot.schema_id] if names_of_snapshot else lake.schema
+        is_snapshot_omitted = rng.random() < 0.4
+        snapshot = lake.current_snapshot if is_snapshot_omitted else rng.choice(list(lake.snapshots.values()))
+        uses_names_of_snapshot = not is_snapshot_omitted and rng.random() < 0.25
+        schema = lake.schemas[snapshot.schema_id] if uses_names_of_snapshot else lake.schema
         tree = draw_filter(rng, lake, schema)
         yield ScanCase(
             lake=lake,
             number=number,
             snapshot=snapshot,
-            implicit=implicit,
-            names_of_snapshot=names_of_snapshot,
+            is_snapshot_omitted=is_snapshot_omitted,
+            uses_names_of_snapshot=uses_names_of_snapshot,
             case_sensitive=rng.random() < 0.8,
             filter=to_json(tree, rng.choice(FORMS)),
             java_filter=to_json(tree, "java"),

@@ -19,7 +19,7 @@ Record = dict[str, Any]
 
 
 def read_avro(path: str) -> tuple[list[Record], Record]:
-    """Return the records, and the schema's fields by their ids."""
+    """Return the records of an Avro file, and the Avro schema with which it was written."""
     # Numbers and bytes are kept as stored, because a timestamp may be outside the range of Python's types.
     plain_readers = mock.patch.dict(fastavro.read.LOGICAL_READERS, clear=True)
     with plain_readers, Path(path.removeprefix("file://")).open("rb") as file:

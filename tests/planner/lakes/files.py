@@ -62,7 +62,7 @@ class FileMaker:
         """
         rng = self._rng
         columns = schema.list_columns()
-        row_choices = self._build_drawer(schema)
+        row_choices = self._choose_values(schema)
         first_row = like.rows[0] if like is not None and like.rows else self._build_row(schema.fields, row_choices)
         partition = tuple(partitioning.apply(p.transform, kinds[p.source], first_row.get(p.source)) for p in fields)
         if like is not None:
@@ -93,7 +93,12 @@ class FileMaker:
         part = self._rng.choice(["", "", "p=a%2Fb/", "två ord/", "x=1/y=null/"])
         return f"{self._location}/{folder}/{part}{self._file_count:05d}-{self._rng.getrandbits(32):08x}{ending}"
 
-    def _build_drawer(self, schema: Schema) -> _RowChoices:
+    def _choose_values(self, schema: Schema) -> _RowChoices:
+        """Choose which values the columns of a file may have, and how often nulls and NaNs occur.
+
+        A column may have few values that follow each other in its order, so that the bounds of files differ. Most
+        columns have no nulls, and some have only nulls.
+        """
         rng = self._rng
         row_choices = _RowChoices({}, {}, {}, set(), set())
         for column in schema.list_columns().values():

@@ -25,7 +25,7 @@ from tests.planner.lakes.manifests import (
     PartitionField,
     Style,
     build_manifest_bytes,
-    list_bytes,
+    encode_manifest_list,
 )
 from tests.planner.lakes.schemas import SchemaMaker
 
@@ -133,9 +133,10 @@ class _History:
             self.pools[column.id] += [value for value in new_values if repr(value) not in reprs]
 
     def _add_spec(self) -> None:
-        """Make a new or an old spec of up to three further fields the default spec.
+        """Choose a partition spec with up to three new fields, and make it the default.
 
-        Version 1 keeps removed fields, with the void transform.
+        If a spec with the same fields exists, it is used again. In version 1, a spec keeps the fields of the previous
+        default spec, and a removed field gets the void transform.
         """
         rng = self.rng
         fields: list[PartitionField] = []
@@ -168,7 +169,7 @@ class _History:
         self.specs[self.default_spec] = new_spec
 
     def _find_kinds(self) -> dict[int, str]:
-        """Return the current types of the columns that specs partition by."""
+        """Return the current types of all columns without child columns, by id."""
         return {column.id: column.kind for column in self.schema.leaves().values()}
 
     # Commits
@@ -185,9 +186,9 @@ class _History:
         return files
 
     def _group(self, files: list[Any]) -> list[list[Entry]]:
-        """Group ADDED entries by manifest.
+        """Make ADDED entries, and return a list of entries for each manifest.
 
-        Each manifest has one content and one spec, and a group may have two manifests.
+        A manifest has files of one content and one spec. Such files are distributed at random over up to two manifests.
         """
         groups: dict[tuple[int, ...], list[Entry]] = {}
         for file in files:
@@ -313,7 +314,7 @@ class _History:
         header["parent-snapshot-id"] = str(parent.id) if parent else "null"
         if self.version > 1:
             header["sequence-number"] = str(sequence)
-        path.write_bytes(list_bytes(listed_manifests, version=self.version, style=self.style, header=header))
+        path.write_bytes(encode_manifest_list(listed_manifests, version=self.version, style=self.style, header=header))
         snapshot_json: dict[str, Any] = {
             "snapshot-id": snapshot_id,
             "timestamp-ms": NOW_MS + 1000 * len(self.snapshots),
@@ -345,6 +346,7 @@ class _History:
             if entry.status == ADDED:
                 file.snapshot_id, file.file_sequence = snapshot_id, sequence
                 file.sequence = sequence if entry.sequence is None else entry.sequence
+            # Entries of version 1, and of removed files, must state the id of the snapshot. Others may inherit it.
             if explicit_snapshot_id is None and (self.version == 1 or entry.status == DELETED or rng.random() < 0.3):
                 explicit_snapshot_id = snapshot_id
             written_rows.append(Entry(entry.status, explicit_snapshot_id, entry.sequence, entry.file_sequence, file))

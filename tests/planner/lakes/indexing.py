@@ -43,7 +43,7 @@ from seamark.metaserver.store.model import Entry, IndexFileState, RegisteredInde
 from seamark.metaserver.store.operations import CreateEntry, CreateNamespace
 from seamark.metaserver.store.port import PointerStore
 from tests.planner.lakes import partitioning
-from tests.planner.lakes.kinds import V3_ONLY, parse_decimal, parse_fixed_length, strip_parameters
+from tests.planner.lakes.kinds import NANOSECOND_TYPES, parse_decimal, parse_fixed_length, strip_parameters
 from tests.planner.lakes.lake import DataFile, Lake
 from tests.planner.lakes.predicates import draw_filter, draw_predicate_on, expand_zeros_sometimes
 from tests.planner.lakes.schemas import Schema as TableSchema
@@ -64,9 +64,9 @@ def build_array(kind: str, values: Sequence[Any]) -> pa.Array:
         return pa.array(values, pa.binary(16 if name == "uuid" else parse_fixed_length(kind)))
     if name == "date":
         return pa.array(values, pa.int32()).cast(pa.date32())
-    if name in V3_ONLY or name in ("time", "timestamp", "timestamptz"):
+    if name in NANOSECOND_TYPES or name in ("time", "timestamp", "timestamptz"):
         zone = "UTC" if "tz" in name else None
-        arrow = pa.time64("us") if name == "time" else pa.timestamp("ns" if name in V3_ONLY else "us", zone)
+        arrow = pa.time64("us") if name == "time" else pa.timestamp("ns" if name in NANOSECOND_TYPES else "us", zone)
         return pa.array(values, pa.int64()).cast(arrow)
     plain_type = {"boolean": pa.bool_(), "int": pa.int32(), "long": pa.int64(), "float": pa.float32()}
     plain_type |= {"double": pa.float64(), "string": pa.string(), "binary": pa.binary()}
@@ -88,7 +88,7 @@ def draw_terms(rng: random.Random, kind: str) -> list[str]:
         terms.append(f"truncate[{rng.choice([1, 3, 10, 100])}]")
     if name == "string":
         terms += ["lower", "lower"]
-    if name in ("date", "timestamp", "timestamptz", *V3_ONLY):
+    if name in ("date", "timestamp", "timestamptz", *NANOSECOND_TYPES):
         terms += CALENDAR[: 3 if name == "date" else 4]
     return terms
 
@@ -148,8 +148,9 @@ def draw_indexed_filter(rng: random.Random, indexed_lake: IndexedLake, schema: T
         values = indexed_lake.lake.pools[column.id]
         # Most predicates compare the column itself, because most indexes are on columns without a transform.
         transforms = ["identity"] * 6 + [partitioning.draw_transform(rng, column.kind, values)]
-        is_defined = term.transform.startswith("bucket") or term.transform in CALENDAR[:3]
-        transform = rng.choice([*transforms, term.transform] if is_defined else transforms)
+        # Filters use the transform of an index only if it is one of these.
+        is_usable = term.transform.startswith("bucket") or term.transform in ("year", "month", "day")
+        transform = rng.choice([*transforms, term.transform] if is_usable else transforms)
         ops = rng.choice([("eq", "in"), ("eq", "in"), None])
         index_predicate = expand_zeros_sometimes(rng, draw_predicate_on(rng, indexed_lake.lake, column, transform, ops))
         result = index_predicate if result is None else {"type": "and", "left": result, "right": index_predicate}
@@ -173,7 +174,14 @@ def list_data_files(lake: Lake) -> list[DataFile]:
 
 
 def build_keys(lake: Lake, file: DataFile, term: Term, *, as_written: bool) -> Keys | None:
-    """Return the keys of a term in one file, or None if they are uncertain and the file is not indexed."""
+    """Return the keys of a term in one file, or None if they are uncertain and the file is not indexed.
+
+    Args:
+        lake: The table.
+        file: The data file.
+        term: The indexed column, with a transform.
+        as_written: Whether the values have the type with which the file was written, not the type of the definition.
+    """
     column = lake.all_columns[term.column_id]
     if column.id not in file.written_columns:
         if column.default is not None:
@@ -299,7 +307,10 @@ class IndexedLake:
     def build_entries(
         self, definition: IndexDefinition, files: Iterable[DataFile], *, as_written: bool = False
     ) -> Iterator[tuple[ListedFile, Any]]:
-        """Yield the entries that can be built for these files."""
+        """Yield the entries that can be built for these files.
+
+        With `as_written`, the keys are made from values of the type with which a file was written.
+        """
         for file in files:
             columns = [build_keys(self.lake, file, term, as_written=as_written) for term in definition.terms]
             known_columns = [column for column in columns if column is not None]
@@ -317,24 +328,25 @@ async def register_lake(lake: Lake, store: PointerStore, registry: Registry, pro
 
 
 async def index_randomly(rng: random.Random, indexed_lake: IndexedLake) -> None:
-    """Write index files of some data files for each definition, under random schemas, and merge some of them.
+    """Write index files of some data files for each definition, and merge some of them.
 
-    Some of the merged index files are deleted from the disk.
+    An index file may have a definition for an older schema, in which a column has another type. Only files with the
+    same definition are merged. Some of the merged index files are deleted from the disk.
     """
     for definition in indexed_lake.definitions:
         files = list_data_files(indexed_lake.lake)
         rng.shuffle(files)
         files = files[: max(1, int(len(files) * rng.choice([0.3, 0.7, 1.0, 1.0])))]
         parts = rng.choice([1, 1, 2, 4])
-        by_id: dict[str, tuple[IndexDefinition, list[str]]] = {}
+        locations_by_definition_id: dict[str, tuple[IndexDefinition, list[str]]] = {}
         for part in range(parts):
             part_files = files[part::parts] + rng.sample(files, int(rng.random() < 0.3))
             index_part = await _index_some_files(rng, indexed_lake, definition, part_files)
             if index_part is not None:
                 old_definition, location = index_part
-                _, locations = by_id.setdefault(old_definition.id, (old_definition, []))
+                _, locations = locations_by_definition_id.setdefault(old_definition.id, (old_definition, []))
                 locations.append(location)
-        for old_definition, locations in by_id.values():
+        for old_definition, locations in locations_by_definition_id.values():
             if len(locations) > 1 and rng.random() < 0.5:
                 chosen_locations = locations[: rng.randint(2, len(locations))]
                 await indexed_lake.merge(old_definition, chosen_locations)

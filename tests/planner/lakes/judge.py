@@ -46,16 +46,16 @@ from tests.planner.lakes.cases import ScanCase, draw_cases
 from tests.planner.lakes.kinds import FLOATS, LONG_MIN
 from tests.planner.lakes.lake import ContentFile, DataFile, DeleteFile
 from tests.planner.lakes.predicates import (
-    IEEE,
-    JAVA_MEANING,
-    SPARK_MEANING,
+    IEEE_FLOAT_ORDER,
+    JAVA_FLOAT_ORDER,
+    SPARK_FLOAT_ORDER,
     find_transformed,
     is_judged_otherwise_by_java,
 )
 from tests.services.java_planner import JavaPlan, JavaPlanner, PlanRequest
 
 LAKES_PER_BATCH = 20
-CLIENTS = (IEEE, JAVA_MEANING, SPARK_MEANING)
+CLIENTS = (IEEE_FLOAT_ORDER, JAVA_FLOAT_ORDER, SPARK_FLOAT_ORDER)
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,8 @@ async def plan_with_seamark(planner: Planner, case: ScanCase, entry: Entry | Non
         filter=parse_expression(case.filter),
         snapshot_id=case.snapshot_id,
         case_sensitive=case.case_sensitive,
-        use_snapshot_schema=case.names_of_snapshot,
-        nan_above=case.nan_above,
+        use_snapshot_schema=case.uses_names_of_snapshot,
+        nan_above=case.is_nan_greatest,
     )
     scan = await planner.bind_and_plan(metadata, request, entry)
     plan, expected_tasks = {}, {}
@@ -144,6 +144,9 @@ def _parse_answer(scan: ScanPlan) -> dict[str, JudgedTask]:
 def judge(case: ScanCase, tasks: dict[str, JudgedTask], java_plan: JavaPlan, unfiltered_plan: JavaPlan) -> Counter[str]:
     """Check a plan, and count the situations that occurred.
 
+    `CLIENTS` are the three orders of floats: zeros are equal (IEEE 754), -0.0 is less than 0.0 (Java), and NaN is the
+    greatest value (Spark). A plan must be correct for all clients, for those of Spark only if `is_nan_greatest`.
+
     Args:
         java_plan: Java's plan with the filter of the case.
         unfiltered_plan: Java's plan without a filter.
@@ -155,11 +158,14 @@ def judge(case: ScanCase, tasks: dict[str, JudgedTask], java_plan: JavaPlan, unf
     assert set(tasks) <= set(files_by_path), (
         f"the plan contains files that are not live: {set(tasks) - set(files_by_path)}\n{case}"
     )
+    # Java's plan has no known fault for this filter.
     is_trusted = java_plan.error is None and not is_judged_otherwise_by_java(case.filter, case.names, case.lake)
     for path, file in files_by_path.items():
-        equal_rows, ordered_rows, spark_rows = (case.match_rows(file, case.filter, meaning) for meaning in CLIENTS)
+        equal_rows, ordered_rows, spark_rows = (
+            case.match_rows(file, case.filter, float_order) for float_order in CLIENTS
+        )
         expected = [is_match or other for is_match, other in zip(equal_rows, ordered_rows, strict=True)]
-        if case.nan_above:
+        if case.is_nan_greatest:
             expected = [is_match or other for is_match, other in zip(expected, spark_rows, strict=True)]
         if path not in tasks:
             assert not any(expected), f"{_describe_file(file)} has a matching row and is not planned\n{case}"
@@ -172,17 +178,17 @@ def judge(case: ScanCase, tasks: dict[str, JudgedTask], java_plan: JavaPlan, unf
             or _has_nan(file)
             or _is_bounded_by_the_least_long(file)
             or _is_misrounding_possible(case, file)
-            or (case.nan_above and _is_nan_possible(case, file))
+            or (case.is_nan_greatest and _is_nan_possible(case, file))
         )
         if is_trusted and path not in java_plan.tasks and not may_differ_from_java and not any(expected):
             raise AssertionError(f"{_describe_file(file)} is planned, but Java prunes it\n{case}")
         _check_deletes(case, file, tasks[path], expected, unfiltered_plan, counts)
-        for meaning, filter_matches in zip(CLIENTS, (equal_rows, ordered_rows, spark_rows), strict=True):
-            residual_matches = case.match_rows(file, tasks[path].residual, meaning)
-            if case.nan_above:  # Then the residual tests for NaN, however the client compares NaN.
-                filter_matches = case.match_rows(file, case.filter, replace(meaning, nan_greatest=True))
+        for float_order, filter_matches in zip(CLIENTS, (equal_rows, ordered_rows, spark_rows), strict=True):
+            residual_matches = case.match_rows(file, tasks[path].residual, float_order)
+            if case.is_nan_greatest:  # Then the residual tests for NaN, however the client compares NaN.
+                filter_matches = case.match_rows(file, case.filter, replace(float_order, nan_greatest=True))
             assert residual_matches == filter_matches or (case.names_infinity and residual_matches == spark_rows), (
-                f"residual {tasks[path].residual} of {_describe_file(file)} for {meaning}\n{case}"
+                f"residual {tasks[path].residual} of {_describe_file(file)} for {float_order}\n{case}"
             )
     return counts
 
@@ -207,19 +213,29 @@ def _check_deletes(
     )
     counts["deletes needed"] += len(needed_deletes)
     counts["deletes named"] += len(deletes)
+    # The least long means "no bound" in Seamark, so that Java may omit more deletes of this file.
     if java_plan.error or _is_bounded_by_the_least_long(file):
         return
-    if not any(_is_beyond_java(case, delete) for delete in applicable.values()):
+    if not any(_may_java_omit_needed_delete(case, delete) for delete in applicable.values()):
         java_deletes = java_plan.tasks[file.path].deletes
         assert deletes <= java_deletes, (
             f"the plan names {deletes - java_deletes}, which Java omits for {_describe_file(file)}\n{case}"
         )
 
 
-def _is_removing(case: ScanCase, delete: DeleteFile, file: DataFile, expected: list[bool]) -> bool:
-    """Return whether a delete file removes a row that matches the filter."""
+def _is_removing(case: ScanCase, delete: DeleteFile, file: DataFile, are_matching: list[bool]) -> bool:
+    """Return whether a delete file removes a row that matches the filter.
+
+    Args:
+        case: The scan.
+        delete: The delete file.
+        file: The data file.
+        are_matching: For each row of the data file, whether it matches the filter.
+    """
     return any(
-        expected[position] for position in case.lake.find_removed_positions(delete, file) if position < len(expected)
+        are_matching[position]
+        for position in case.lake.find_removed_positions(delete, file)
+        if position < len(are_matching)
     )
 
 
@@ -236,8 +252,7 @@ def _has_nan(file: DataFile) -> bool:
 def _is_bounded_by_the_least_long(file: ContentFile) -> bool:
     """Return whether a bound of the file is the least long.
 
-    Seamark's columns represent "no bound" by this value, so this one of 2**64 bounds is not used. No matching file is
-    lost.
+    Seamark represents "no bound" by this value, so it keeps a file with this bound as if the file had no bound.
     """
     minimum = LONG_MIN.to_bytes(8, "little", signed=True)
     return any(minimum in (column.lower, column.upper) for column in file.metrics.values())
@@ -256,12 +271,12 @@ def _is_misrounding_possible(case: ScanCase, file: DataFile) -> bool:
     )
 
 
-def _is_beyond_java(case: ScanCase, delete: DeleteFile) -> bool:
+def _may_java_omit_needed_delete(case: ScanCase, delete: DeleteFile) -> bool:
     """Return whether Java may omit an equality delete file that Seamark cannot or must not omit.
 
     Java compares bounds of UUIDs in its own order. It uses statistics of dropped columns, although the schema of a
     later manifest does not have the column. It assumes that a required column of an optional struct has no nulls. And
-    it uses the one bound that Seamark's columns cannot represent.
+    it uses the least long as a bound, which means "no bound" in Seamark.
     """
     columns, current_columns = case.lake.all_columns, case.lake.schema.list_columns()
     return _is_bounded_by_the_least_long(delete) or any(

@@ -20,7 +20,7 @@ INT_MIN, INT_MAX = -(2**31), 2**31 - 1
 LONG_MIN, LONG_MAX = -(2**63), 2**63 - 1
 DAY_US = 86_400_000_000
 TEMPORAL_LONGS = ("time", "timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns")
-V3_ONLY = ("timestamp_ns", "timestamptz_ns")
+NANOSECOND_TYPES = ("timestamp_ns", "timestamptz_ns")
 FLOATS = ("float", "double")
 KINDS = ["boolean", "int", "long", *FLOATS, "date", "time", "timestamp", "timestamptz", "string", "uuid", "fixed"]
 KINDS += ["binary", "decimal"]
@@ -43,7 +43,7 @@ def parse_fixed_length(kind: str) -> int:
 
 
 def draw_kind(rng: random.Random, version: int) -> str:
-    kind: str = rng.choice([*KINDS, "decimal", "string", "uuid", *(V3_ONLY if version >= 3 else ())])
+    kind: str = rng.choice([*KINDS, "decimal", "string", "uuid", *(NANOSECOND_TYPES if version >= 3 else ())])
     if kind == "fixed":
         return f"fixed[{rng.choice([1, 4, 16, 20])}]"
     if kind == "decimal":
@@ -116,11 +116,11 @@ def get_limits(kind: str) -> tuple[int, int]:
 def _draw_integer(rng: random.Random, kind: str) -> int:
     minimum, greatest = get_limits(kind)
     middle = {"date": 19_000, "time": DAY_US // 2, "timestamp": 19_000 * DAY_US, "timestamptz": 19_000 * DAY_US}
-    centre = middle.get(kind, 19_000 * DAY_US * 1000 if kind in V3_ONLY else 0)
+    centre = middle.get(kind, 19_000 * DAY_US * 1000 if kind in NANOSECOND_TYPES else 0)
     unit = {"date": 30, "int": 10, "long": 10, "decimal": 5}.get(strip_parameters(kind), 3_600_000_000)
-    unit *= 1000 if kind in V3_ONLY else 1
+    unit *= 1000 if kind in NANOSECOND_TYPES else 1
     draw = rng.random()
-    if draw < 0.06:
+    if draw < 0.06:  # A few values are at or next to a limit of the type, where arithmetic may overflow.
         return rng.choice([minimum, greatest])
     if draw < 0.12:
         return rng.choice([minimum + 1, greatest - 1])
@@ -191,7 +191,7 @@ def build_avro_type(kind: str, name: str) -> Any:
     if base_kind == "time":
         return {"type": "long", "logicalType": logical}
     if base_kind in TEMPORAL_LONGS:
-        unit = "timestamp-nanos" if base_kind in V3_ONLY else "timestamp-micros"
+        unit = "timestamp-nanos" if base_kind in NANOSECOND_TYPES else "timestamp-micros"
         return {"type": "long", "logicalType": unit, "adjust-to-utc": "tz" in base_kind}
     if base_kind == "uuid":
         return {"type": "fixed", "size": 16, "name": f"uuid_{name}", "logicalType": "uuid"}

@@ -17,8 +17,8 @@ from tests.planner.lakes.kinds import (
     BYTES,
     DAY_US,
     FLOATS,
+    NANOSECOND_TYPES,
     TEMPORAL_LONGS,
-    V3_ONLY,
     format_decimal,
     parse_decimal,
     strip_parameters,
@@ -64,12 +64,19 @@ def _format_fraction(kind: str, value: Fraction) -> Any:
 
 
 def _format_timestamp(kind: str, value: int, form: str) -> Any:
-    nanos = value if kind in V3_ONLY else value * 1000
+    """Return the JSON of a timestamp: a text, or an integer if a text cannot represent it or for Java.
+
+    Args:
+        kind: The type of the column.
+        value: The time in units of the type: nanoseconds or microseconds.
+        form: The client whose form the JSON has, for example java.
+    """
+    nanos = value if kind in NANOSECOND_TYPES else value * 1000
     days, remainder = divmod(nanos, DAY_US * 1000)
-    whole_micros = kind not in V3_ONLY or value % 1000 == 0
+    whole_micros = kind not in NANOSECOND_TYPES or value % 1000 == 0
     if not MIN_DAY <= days <= MAX_DAY or (form == "java" and whole_micros):
         # An integer is in microseconds even for nanosecond columns, as in Java's LongLiteral.
-        return value // 1000 if kind in V3_ONLY else value
+        return value // 1000 if kind in NANOSECOND_TYPES else value
     text = f"{(EPOCH + timedelta(days)).isoformat()}T{_format_clock(remainder)}"
     return text + "+00:00" if "tz" in kind and form != "pyiceberg" else text
 
@@ -111,12 +118,12 @@ def parse(kind: str, json: Any) -> Any:
 
 def _parse_time(kind: str, json: Any) -> int:
     if isinstance(json, int):
-        return json * 1000 if kind in V3_ONLY else json
+        return json * 1000 if kind in NANOSECOND_TYPES else json
     if kind == "time":
         return _parse_clock(json) // 1000
     day, clock = json.split("T")
     nanos = _parse_days(day) * DAY_US * 1000 + _parse_clock(re.sub(r"(\+00:00|Z)$", "", clock))
-    return nanos if kind in V3_ONLY else nanos // 1000
+    return nanos if kind in NANOSECOND_TYPES else nanos // 1000
 
 
 def _parse_days(text: str) -> int:

@@ -286,7 +286,7 @@ def list_schema(version: int, style: Style) -> dict[str, Any]:
     return {"type": "record", "name": "manifest_file", "fields": fields}
 
 
-def list_bytes(
+def encode_manifest_list(
     manifests: list[tuple[Manifest, int | None]], *, version: int, style: Style, header: dict[str, str]
 ) -> bytes:
     """Return the bytes of a manifest list of these manifests and their first row ids."""

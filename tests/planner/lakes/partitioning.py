@@ -9,11 +9,11 @@ from typing import Any
 import mmh3
 import numpy as np
 
-from tests.planner.lakes.kinds import DAY_US, V3_ONLY, get_limits, strip_parameters
+from tests.planner.lakes.kinds import DAY_US, NANOSECOND_TYPES, get_limits, strip_parameters
 
 HOUR_US = 3_600_000_000
 TRUNCATED_KINDS = ("int", "long", "decimal", "string", "binary")
-TIME_KINDS = ("timestamp", "timestamptz", *V3_ONLY)
+TIME_KINDS = ("timestamp", "timestamptz", *NANOSECOND_TYPES)
 
 
 def parse_width(transform: str) -> int:
@@ -81,8 +81,8 @@ def has_hour(kind: str, value: int) -> bool:
 
 
 def to_micros(kind: str, value: int) -> int:
-    """Return a timestamp in microseconds, rounded down."""
-    return value // 1000 if kind in V3_ONLY else value
+    """Return a timestamp in microseconds, rounded down. Its unit is nanoseconds or microseconds, by its type."""
+    return value // 1000 if kind in NANOSECOND_TYPES else value
 
 
 def _to_hash_bytes(kind: str, value: Any) -> bytes:
@@ -94,6 +94,6 @@ def _to_hash_bytes(kind: str, value: Any) -> bytes:
         return value.encode()
     if isinstance(value, bytes):
         return value
-    if kind in V3_ONLY:
+    if kind in NANOSECOND_TYPES:
         value = to_micros(kind, value)  # The hash of nanoseconds is the hash of their microseconds.
     return int(value).to_bytes(8, "little", signed=True)

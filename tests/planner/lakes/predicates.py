@@ -2,7 +2,7 @@
 
 `matches` evaluates a filter on one row: comparisons with null are false; `not-eq`, `not-in` and `not-starts-with`
 match null and NaN; `not` turns each predicate into its opposite (so `not(x < 5)` is `x >= 5`, false on null). Where
-clients differ, `Meaning` says which of them to follow.
+clients differ, `FloatOrder` says which of them to follow.
 """
 
 from __future__ import annotations
@@ -16,7 +16,15 @@ from fractions import Fraction
 from typing import Any
 
 from tests.planner.lakes import partitioning
-from tests.planner.lakes.kinds import FLOATS, INT_MAX, INT_MIN, V3_ONLY, compute_sort_key, get_limits, strip_parameters
+from tests.planner.lakes.kinds import (
+    FLOATS,
+    INT_MAX,
+    INT_MIN,
+    NANOSECOND_TYPES,
+    compute_sort_key,
+    get_limits,
+    strip_parameters,
+)
 from tests.planner.lakes.lake import Lake
 from tests.planner.lakes.literal_forms import parse, render
 from tests.planner.lakes.schemas import LakeColumn, Schema
@@ -42,8 +50,8 @@ COMPARISONS = [*ORDER_COMPARISONS, "eq", "not-eq"]
 
 
 @dataclass(frozen=True)
-class Meaning:
-    """The points on which clients differ.
+class FloatOrder:
+    """The order of floating-point numbers, by which clients differ.
 
     Attributes:
         has_equal_zeros: -0.0 equals 0.0; otherwise it is less than 0.0.
@@ -54,9 +62,9 @@ class Meaning:
     nan_greatest: bool = False
 
 
-IEEE = Meaning()
-JAVA_MEANING = Meaning(has_equal_zeros=False)
-SPARK_MEANING = Meaning(nan_greatest=True)
+IEEE_FLOAT_ORDER = FloatOrder()
+JAVA_FLOAT_ORDER = FloatOrder(has_equal_zeros=False)
+SPARK_FLOAT_ORDER = FloatOrder(nan_greatest=True)
 
 
 class Names:
@@ -78,23 +86,23 @@ class Names:
         return self._columns[self._fold_name(name)]
 
 
-def matches(expression: Any, row: Mapping[int, Any], names: Names, meaning: Meaning = IEEE) -> bool:
+def matches(expression: Any, row: Mapping[int, Any], names: Names, float_order: FloatOrder = IEEE_FLOAT_ORDER) -> bool:
     """Return whether a row satisfies a filter by a client's rules for zeros and NaN.
 
     Args:
         row: The values by column id.
     """
-    return _matches(expression, row, names, meaning, negated=False)
+    return _matches(expression, row, names, float_order, negated=False)
 
 
-def _matches(expression: Any, row: Mapping[int, Any], names: Names, meaning: Meaning, *, negated: bool) -> bool:
+def _matches(expression: Any, row: Mapping[int, Any], names: Names, float_order: FloatOrder, *, negated: bool) -> bool:
     if isinstance(expression, bool):
         return expression != negated
     kind = expression["type"]
     if kind == "not":
-        return _matches(expression["child"], row, names, meaning, negated=not negated)
+        return _matches(expression["child"], row, names, float_order, negated=not negated)
     if kind in ("and", "or"):
-        sides = (_matches(expression[side], row, names, meaning, negated=negated) for side in ("left", "right"))
+        sides = (_matches(expression[side], row, names, float_order, negated=negated) for side in ("left", "right"))
         return all(sides) if (kind == "and") != negated else any(sides)
     term = expression["term"]
     transform, name = ("identity", term) if isinstance(term, str) else (term.get("transform", "identity"), term["term"])
@@ -106,7 +114,7 @@ def _matches(expression: Any, row: Mapping[int, Any], names: Names, meaning: Mea
     op = NEGATED_OPERATORS[kind] if negated else kind
     literals = expression.get("values", [expression["value"]] if "value" in expression else [])
     return _holds(
-        op, value, [parse(result_kind, _unwrap_literal(literal)) for literal in literals], result_kind, meaning
+        op, value, [parse(result_kind, _unwrap_literal(literal)) for literal in literals], result_kind, float_order
     )
 
 
@@ -114,27 +122,27 @@ def _unwrap_literal(literal: Any) -> Any:
     return literal["value"] if isinstance(literal, dict) else literal
 
 
-def _holds(op: str, value: Any, literals: list[Any], kind: str, meaning: Meaning) -> bool:
+def _holds(op: str, value: Any, literals: list[Any], kind: str, float_order: FloatOrder) -> bool:
     is_nan = isinstance(value, float) and math.isnan(value)
     if op in UNARY:
         return {"is-null": value is None, "not-null": value is not None, "is-nan": is_nan, "not-nan": not is_nan}[op]
     if op.startswith("not-"):
-        return not _holds(NEGATED_OPERATORS[op], value, literals, kind, meaning)
+        return not _holds(NEGATED_OPERATORS[op], value, literals, kind, float_order)
     if value is None:
         return False
     if is_nan:
-        return meaning.nan_greatest and op in ("gt", "gt-eq")
+        return float_order.nan_greatest and op in ("gt", "gt-eq")
     if op == "starts-with":
         return str(value).startswith(literals[0])
-    key = _make_comparison_key(value, kind, meaning)
-    keys = [_make_comparison_key(literal, kind, meaning) for literal in literals]
+    key = _make_comparison_key(value, kind, float_order)
+    keys = [_make_comparison_key(literal, kind, float_order) for literal in literals]
     if op in ("eq", "in"):
         return key in keys
     return ORDER_COMPARISONS[op](key, keys[0])
 
 
-def _make_comparison_key(value: Any, kind: str, meaning: Meaning) -> Any:
-    return value if meaning.has_equal_zeros else compute_sort_key(kind, value)
+def _make_comparison_key(value: Any, kind: str, float_order: FloatOrder) -> Any:
+    return value if float_order.has_equal_zeros else compute_sort_key(kind, value)
 
 
 # Random filters
@@ -158,7 +166,11 @@ def to_json(tree: Any, form: str) -> Any:
 
 
 def list_columns(tree: Any) -> set[str]:
-    """Return the names of the columns in a filter, which is a random filter or JSON."""
+    """Return the names of the columns in a filter.
+
+    Args:
+        tree: A filter as JSON, or as a tree of `draw_filter`, whose literals are of the type `Literal`.
+    """
     if isinstance(tree, dict):
         if "term" in tree and isinstance(tree["term"], str):
             return {tree["term"]}
@@ -295,7 +307,9 @@ def is_judged_otherwise_by_java(expression: Any, names: Names, lake: Lake) -> bo
     if any(names[name].kind == "uuid" for name in list_columns(expression)):
         return True
     parts = [part for fields in lake.specs.values() for part in fields]
-    if any(names[name].kind in V3_ONLY and isinstance(literal, str) for name, literal in list_literals(expression)):
+    if any(
+        names[name].kind in NANOSECOND_TYPES and isinstance(literal, str) for name, literal in list_literals(expression)
+    ):
         return True
     identities = {part.source for part in parts if part.transform == "identity"}
     if any(names[name].id in identities for name in find_transformed(expression)):

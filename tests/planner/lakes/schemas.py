@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tests.planner.lakes.kinds import V3_ONLY, Value, draw_kind, draw_pool, to_default_json, widen_kind
+from tests.planner.lakes.kinds import NANOSECOND_TYPES, Value, draw_kind, draw_pool, to_default_json, widen_kind
 
 NAMES = ["id", "ts", "a", "b", "Amount", "naïve", "two words", "x-y", "größe", "1st", "null", "day", "k", "user", "v"]
 
@@ -128,7 +128,7 @@ class SchemaMaker:
             list_type = {"type": "list", "element-id": self.last_id, "element": "string", "element-required": False}
             return Field(field_id, name, False, list_type)
         kind = draw_kind(rng, version)
-        if added and version >= 3 and kind not in V3_ONLY and rng.random() < 0.5 and _has_simple_default(kind):
+        if added and version >= 3 and kind not in NANOSECOND_TYPES and rng.random() < 0.5 and _has_simple_default(kind):
             return Field(field_id, name, rng.random() < 0.5, kind, rng.choice(draw_pool(rng, kind, 5)))
         return Field(field_id, name, is_required, kind)
 

@@ -66,10 +66,10 @@ class StarTable(LiveTable):
             {"action": "add-schema", "schema": self.schema}, {"action": "set-current-schema", "schema-id": -1}
         )
 
-    def make_file(self, rows: Sequence[Row], *, rng: random.Random | None = None) -> DataFile:
-        """Return a data file of these rows with the columns of the current schema.
+    def write_file(self, rows: Sequence[Row], *, rng: random.Random | None = None) -> DataFile:
+        """Write a Parquet file of these rows with the columns of the current schema, and remember its rows.
 
-        With `rng` it has metrics in the style of a random writer, otherwise complete metrics.
+        The metrics of the file are complete. With `rng`, random metrics are missing.
         """
         path = self.make_path(".parquet")
         write_parquet(

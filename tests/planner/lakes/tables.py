@@ -38,7 +38,7 @@ from tests.planner.lakes.manifests import (
     PartitionField,
     Style,
     build_manifest_bytes,
-    list_bytes,
+    encode_manifest_list,
 )
 from tests.planner.lakes.metrics import ColumnMetrics
 
@@ -106,7 +106,7 @@ class Table:
         path = self.folder / "metadata" / f"snap-{snapshot_id}.avro"
         header = {"format-version": "2", "snapshot-id": str(snapshot_id)}
         rows = [(manifest, None) for manifest in manifests]
-        path.write_bytes(list_bytes(rows, version=2, style=self.style, header=header))
+        path.write_bytes(encode_manifest_list(rows, version=2, style=self.style, header=header))
         self._snapshots.append(
             {
                 "snapshot-id": snapshot_id,
@@ -272,8 +272,11 @@ def _parse_number(path: str) -> int:
     return int(path.rpartition("/")[2].removesuffix(".parquet"))
 
 
-def make_between(low: int, high: int) -> dict[str, Any]:
-    """Return a filter that only rows of the files from number `low` to `high` can satisfy."""
+def build_filter_of_files(low: int, high: int) -> dict[str, Any]:
+    """Return a filter that only rows of the files from number `low` to `high` can satisfy.
+
+    The file with the number n has ids from 10 n to 10 n + 9.
+    """
     lower_filter = {"type": "gt-eq", "term": "id", "value": 10 * low}
     return {"type": "and", "left": lower_filter, "right": {"type": "lt-eq", "term": "id", "value": 10 * high + 9}}
 

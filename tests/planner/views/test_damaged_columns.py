@@ -24,8 +24,8 @@ from tests.api.plans.planned import append_files, build_data_file
 from tests.planner.lakes.tables import (
     RecordingObjects,
     Table,
+    build_filter_of_files,
     list_file_numbers,
-    make_between,
     open_test_planner,
     plan_file_numbers,
 )
@@ -46,7 +46,11 @@ def find_block_file(folder: Path) -> Path:
 
 
 def read_columns(data: bytes) -> tuple[int, list[Packed]]:
-    """Return (offset of the arrays in the file, the columns that have arrays)."""
+    """Read the block of decoded manifests in a file.
+
+    Returns:
+        The offset of the values in the file, and where each stored column is. Columns with equal values share them.
+    """
     block = Block(data[HEADER_BYTES:])
     packed_columns = {item.start: item for item in block._iterate_packed_columns() if item.size}
     return len(data) - len(block._arrays), list(packed_columns.values())
@@ -91,9 +95,9 @@ async def test_damage_in_any_column_changes_no_answer_and_is_detected_by_readers
         data[arrays_offset + packed_column.start + number % packed_column.size] ^= 1 << number % 8
         path.write_bytes(data)
         async with open_test_planner(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
-            assert await plan_file_numbers(planner, table.metadata, make_between(700, 900)) == list(range(700, 901)), (
-                packed_column
-            )
+            assert await plan_file_numbers(planner, table.metadata, build_filter_of_files(700, 900)) == list(
+                range(700, 901)
+            ), packed_column
             assert await plan_file_numbers(planner, table.metadata) == list(range(FILES)), packed_column
             decoded_count += planner.read_stats().decoded
         path.write_bytes(content)
@@ -103,7 +107,9 @@ async def test_damage_in_any_column_changes_no_answer_and_is_detected_by_readers
 async def test_only_the_columns_that_plans_read_of_a_mapped_block_count_as_memory(folder: Path, table: Table) -> None:
     file_bytes = find_block_file(folder / "home").stat().st_size
     async with open_test_planner(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
-        scan = await planner.bind_and_plan(table.metadata, ScanRequest(filter=parse_expression(make_between(700, 900))))
+        scan = await planner.bind_and_plan(
+            table.metadata, ScanRequest(filter=parse_expression(build_filter_of_files(700, 900)))
+        )
         live_bytes = planner.read_stats().live_bytes
         assert live_bytes < file_bytes / 2
         assert len(list_file_numbers(scan)) == 201
@@ -116,7 +122,9 @@ async def test_only_the_columns_that_plans_read_of_a_mapped_block_count_as_memor
 async def test_decoded_block_counts_in_full_until_it_is_mapped(folder: Path, table: Table) -> None:
     shutil.rmtree(folder / "home")
     async with open_test_planner(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
-        scan = await planner.bind_and_plan(table.metadata, ScanRequest(filter=parse_expression(make_between(700, 900))))
+        scan = await planner.bind_and_plan(
+            table.metadata, ScanRequest(filter=parse_expression(build_filter_of_files(700, 900)))
+        )
         await until(lambda: any((folder / "home").rglob("*.block")))
         path = find_block_file(folder / "home")
         await until(lambda: planner.read_stats().live_bytes < path.stat().st_size / 2)
@@ -127,6 +135,7 @@ async def test_decoded_block_counts_in_full_until_it_is_mapped(folder: Path, tab
 
 
 async def test_damaged_directory_is_rejected_when_the_block_is_opened(folder: Path, table: Table) -> None:
+    """The directory precedes the columns of a block in its file. If it is damaged, the manifest is decoded again."""
     path = find_block_file(folder / "home")
     content = path.read_bytes()
     arrays_offset, _ = read_columns(content)
@@ -136,7 +145,7 @@ async def test_damaged_directory_is_rejected_when_the_block_is_opened(folder: Pa
         data[offset] ^= 4
         path.write_bytes(data)
         async with open_test_planner(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
-            assert await plan_file_numbers(planner, table.metadata, make_between(3, 5)) == [3, 4, 5]
+            assert await plan_file_numbers(planner, table.metadata, build_filter_of_files(3, 5)) == [3, 4, 5]
             assert planner.read_stats().decoded == 1, offset
 
 
@@ -150,7 +159,7 @@ async def test_damaged_file_is_deleted_when_no_view_uses_the_block(folder: Path,
     path.write_bytes(data)
     async with open_test_planner(folder, plan_disk_bytes=FOLDER_BYTES, plan_memory_bytes=0) as planner:
         for low in (0, 500):
-            assert await plan_file_numbers(planner, table.metadata, make_between(low, low + 9)) == list(
+            assert await plan_file_numbers(planner, table.metadata, build_filter_of_files(low, low + 9)) == list(
                 range(low, low + 10)
             )
         assert not planner._blocks.has_damaged
@@ -167,7 +176,7 @@ async def test_plans_during_the_detection_of_damage_are_right(folder: Path, tabl
     async with open_test_planner(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
         expected = [(low, low + 10) for low in range(0, 2000, 100)]
         plans = [
-            planner.bind_and_plan(table.metadata, ScanRequest(filter=parse_expression(make_between(*ends))))
+            planner.bind_and_plan(table.metadata, ScanRequest(filter=parse_expression(build_filter_of_files(*ends))))
             for ends in expected
         ]
         counts = [len(scan.entry_ids) for scan in await asyncio.gather(*plans)]
@@ -201,7 +210,7 @@ async def test_view_that_was_loading_when_damage_was_found_is_loaded_again(tmp_p
         return recorders[0]
 
     async with open_test_planner(tmp_path, watch_reads, plan_disk_bytes=FOLDER_BYTES) as planner:
-        old_request = ScanRequest(snapshot_id=1, filter=parse_expression(make_between(10, 19)))
+        old_request = ScanRequest(snapshot_id=1, filter=parse_expression(build_filter_of_files(10, 19)))
         await planner.view(table.metadata, ScanRequest(snapshot_id=1))
         view_task = asyncio.create_task(planner.view(table.metadata, ScanRequest()))
         await until(lambda: recorders[0].is_holding)
@@ -210,7 +219,7 @@ async def test_view_that_was_loading_when_damage_was_found_is_loaded_again(tmp_p
         await view_task
         for snapshot_id in (2, 1):
             planned_files = await plan_file_numbers(
-                planner, table.metadata, make_between(20, 29), snapshot_id=snapshot_id
+                planner, table.metadata, build_filter_of_files(20, 29), snapshot_id=snapshot_id
             )
             assert planned_files == list(range(20, 30))
         planner.check_invariants()
@@ -222,7 +231,7 @@ async def test_server_repeats_an_answer_that_finds_damage(tmp_path: Path) -> Non
     files = [build_data_file(f"file:///t/data/{n:06d}.parquet", 10 * n, 10 * n + 9) for n in range(FILES)]
     async with run_server(tmp_path, **options) as server:
         api = Api(server)
-        await api.table()
+        await api.create_table()
         await append_files(api, "t", files, snapshot_id=1)
         token = (await api("POST", f"{T}/plan", {})).json["plan-tasks"][0]
         files_page = (await api("GET", FILES_PAGE)).json

@@ -30,8 +30,8 @@ from tests.planner.lakes.tables import (
     RecordingObjects,
     Table,
     build_day_filter,
+    build_filter_of_files,
     list_file_numbers,
-    make_between,
     open_test_planner,
     to_path,
 )
@@ -138,7 +138,10 @@ async def test_plans_are_equal_with_and_without_preparation_of_snapshots(tmp_pat
             low, day = rng.randrange(snapshot_table.file_count), rng.randrange(DAYS)
             filter, expected = rng.choice(
                 [
-                    (make_between(low, low + 5), {number for number in days_by_file if low <= number <= low + 5}),
+                    (
+                        build_filter_of_files(low, low + 5),
+                        {number for number in days_by_file if low <= number <= low + 5},
+                    ),
                     (
                         build_day_filter(day),
                         {number for number, file_day in days_by_file.items() if file_day == day},
@@ -190,7 +193,7 @@ async def test_plan_after_a_prepared_commit_reads_nothing_from_storage(tmp_path:
     capture = WrapperCapture(RecordingObjects)
     async with open_test_planner(tmp_path, capture) as planner:
         old_metadata = snapshot_table.states[-1][0]
-        await plan_table(planner, old_metadata, make_between(1, 2))
+        await plan_table(planner, old_metadata, build_filter_of_files(1, 2))
         snapshot_table.append()
         new_metadata = snapshot_table.commit()
         assert await planner.prepare(
@@ -207,6 +210,7 @@ async def test_plan_after_a_prepared_commit_reads_nothing_from_storage(tmp_path:
 
 
 async def test_only_small_commits_to_tables_in_memory_are_prepared(tmp_path: Path) -> None:
+    """To prepare a commit, the planner decodes the manifests of the new snapshot before the next plan."""
     snapshot_table, cold_table = (
         SnapshotTable(tmp_path / "t", random.Random(1)),
         SnapshotTable(tmp_path / "cold", random.Random(2)),
@@ -235,6 +239,7 @@ async def test_only_small_commits_to_tables_in_memory_are_prepared(tmp_path: Pat
         ) == build_view_key(new_metadata)
         assert planner.read_stats().decoded == decoded_count + 1
         needed_bytes = planner.read_stats().live_bytes + planner.read_stats().added_bytes
+    # The check before the view is made estimates more than the view needs, so even the whole size is too small.
     for share in (0.5, 0.9, 1.0):
         async with open_test_planner(tmp_path, plan_memory_bytes=int(needed_bytes * share)) as planner:
             await plan_table(planner, old_metadata)
@@ -250,7 +255,7 @@ async def test_unused_prepared_view_is_replaced_by_the_next_prepared_view(tmp_pa
     snapshot_table = SnapshotTable(tmp_path / "t", random.Random(1))
     async with open_test_planner(tmp_path) as planner:
         old_metadata = snapshot_table.states[-1][0]
-        await plan_table(planner, old_metadata, make_between(1, 2))
+        await plan_table(planner, old_metadata, build_filter_of_files(1, 2))
         latest_table = make_planned_table(old_metadata)
         for _ in range(6):
             snapshot_table.append()
@@ -294,7 +299,8 @@ class OffsetMonotonicClock(SystemClock):
         return super().monotonic() + self.ahead_s
 
 
-def test_table_counts_as_planned_for_minutes_and_plans_count_more_than_prepared_views() -> None:
+def test_planned_tables_are_remembered_for_minutes_and_plans_replace_prepared_views() -> None:
+    """`note` records that a plan used a view, and `note_prepared` that a view was made before a plan needs it."""
     clock = OffsetMonotonicClock()
     tables = PlannedTables(clock)
     assert tables.is_empty
@@ -336,7 +342,7 @@ async def test_commits_to_planned_tables_are_decoded_before_the_next_plan(tmp_pa
     async with run_server(tmp_path) as server:
         api = Api(server)
         for name in ("t", "never"):
-            await api.table(name)
+            await api.create_table(name)
             await append_files(api, name, build_ten_id_files(3), snapshot_id=1)
         assert list_planned_numbers(await api("POST", f"{T}/plan", {})) == [0, 1, 2]
         assert server.components.planner.read_stats().decoded == 1
@@ -347,7 +353,7 @@ async def test_commits_to_planned_tables_are_decoded_before_the_next_plan(tmp_pa
         assert server.components.planner.read_stats().decoded == 2
         # A new table with the name of a dropped table is a different table: its first plan reads from storage.
         assert (await api("DELETE", T)).status == 204
-        await api.table("t")
+        await api.create_table("t")
         await append_files(api, "t", build_ten_id_files(9)[7:], snapshot_id=11)
         assert list_planned_numbers(await api("POST", "/v1/namespaces/db/tables/never/plan", {})) == [
             0,
@@ -374,7 +380,7 @@ async def test_commits_of_another_replica_are_prepared(tmp_path: Path) -> None:
         run_server(tmp_path / "b", **shared_settings) as reading_server,
     ):
         writer, reader = Api(writing_server), Api(reading_server)
-        await writer.table("t")
+        await writer.create_table("t")
         await append_files(writer, "t", build_ten_id_files(3), snapshot_id=1)
         assert list_planned_numbers(await reader("POST", f"{T}/plan", {})) == [0, 1, 2]
         await append_files(writer, "t", build_ten_id_files(5)[3:], snapshot_id=2, parent=1)
@@ -387,7 +393,7 @@ async def test_commits_of_another_replica_are_prepared(tmp_path: Path) -> None:
 async def test_setting_disables_the_preparation_of_snapshots(tmp_path: Path) -> None:
     async with run_server(tmp_path, plan_prepare_bytes=0) as server:
         api = Api(server)
-        await api.table("t")
+        await api.create_table("t")
         await append_files(api, "t", build_ten_id_files(3), snapshot_id=1)
         assert list_planned_numbers(await api("POST", f"{T}/plan", {})) == [0, 1, 2]
         await append_files(api, "t", build_ten_id_files(5)[3:], snapshot_id=2, parent=1)

@@ -38,6 +38,7 @@ def draw_bound(rng: random.Random) -> Bound:
 def test_plans_keep_the_same_files_with_and_without_sketches(
     round_number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A sketch of a column has one byte for each row, which decides most comparisons without the value itself."""
     seed = first_seed() * 1000 + round_number
     rng = random.Random(seed)
     absent_shares = (0.0, 0.01, 0.3)

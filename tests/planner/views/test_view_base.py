@@ -97,7 +97,7 @@ def describe_statistics(column: ColumnStatistics) -> list[Any]:
 
 def describe_partition_values(column: PartitionValues) -> list[Any]:
     parts: list[Any] = [column.known.tolist(), column.nulls.tolist(), list(column.packed)]
-    parts += [column.has_nulls, column.is_known]
+    parts += [column.has_nulls, column.is_known_for_all_blocks]
     for side in column.sides:
         parts += [side.form, side.layout.tolist(), side.low.tolist(), side.high.tolist(), list(side.packed)]
     return parts

@@ -11,11 +11,11 @@ from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.store.model import ClaimedLocation, DroppedEntry
 from seamark.metaserver.store.operations import (
     AllowLocations,
-    CheckRetained,
     ClaimLocations,
     CreateEntry,
     DropEntry,
     ForgetDropped,
+    RecordRetainedCheck,
     ReleaseLocations,
     RenameEntry,
     RestoreEntry,
@@ -131,12 +131,12 @@ class ClaimsContract(StorePair):
             uuid,
         )
         assert await store.find_dropped(retained_entry.id) == retained_entry
-        assert await store.is_name_released(uuid, NS, "another")
-        assert not await store.is_name_released(uuid, ("other",), "t")
+        assert await store.may_reuse_location(uuid, NS, "another")
+        assert not await store.may_reuse_location(uuid, ("other",), "t")
         with pytest.raises(BadRequest, match="overlaps"):
             await store.transact([build_claim("v", "s3://b/t/in")])
         assert await store.list_unchecked(5, 9) == [retained_entry]
-        await store.transact([CheckRetained(uuid, 7)])
+        await store.transact([RecordRetainedCheck(uuid, 7)])
         assert (await store.list_unchecked(7, 9), await store.list_unchecked(8, 9)) == ([], [retained_entry])
         await store.transact([build_claim(uuid, "s3://b/t", returns=True), CreateEntry(make_entry("t"))])
         assert await store.list_retained(None, None, 9) == []
@@ -145,9 +145,10 @@ class ClaimsContract(StorePair):
         assert (await list_locations(store, uuid), await store.list_retained(None, None, 9)) == ([], [])
 
     async def test_entry_is_retained_if_its_uuid_equals_the_id_of_another_entry(self, store: GeneratorStore) -> None:
-        """Clients choose UUIDs, and see the ids of dropped entries.
+        """A client can choose the id of a dropped entry as the UUID of its table, because it sees these ids.
 
-        A purge that fails delays all other purges.
+        The stored ids of both entries must still differ. Otherwise the purge of one of them would fail, and a failed
+        purge delays all other purges.
         """
         first_entry, second_entry = make_entry("t"), make_entry("u", uuid="dropped-1")
         await store.transact([build_claim(first_entry.uuid, "s3://b/t"), CreateEntry(first_entry)])

@@ -116,11 +116,11 @@ class IndexFilesContract(StorePair):
         await store_with_table.transact(
             [make_replacement("d", "b", now_ms=20), QuarantineIndexFile(UUID, "file:///w/a", "flipped", 10)]
         )
-        unused_names = [file.location[-1] for file in await store_with_table.index_files_unused(21, 9)]
+        unused_names = [file.location[-1] for file in await store_with_table.list_unused_index_files(21, 9)]
         assert unused_names == ["a", "b"]
-        assert [file.location[-1] for file in await store_with_table.index_files_unused(20, 9)] == ["a"]
-        assert [file.location[-1] for file in await store_with_table.index_files_unused(21, 1)] == ["a"]
-        assert await store_with_table.index_files_unused(10, 9) == []
+        assert [file.location[-1] for file in await store_with_table.list_unused_index_files(20, 9)] == ["a"]
+        assert [file.location[-1] for file in await store_with_table.list_unused_index_files(21, 1)] == ["a"]
+        assert await store_with_table.list_unused_index_files(10, 9) == []
 
     async def test_tables_with_indexes_are_listed_with_all_their_names(self, store_with_table: GeneratorStore) -> None:
         entries = [make_entry(name, uuid="uuid-of-u") for name in ("u", "v")]

@@ -247,9 +247,9 @@ class NamesContract(StorePair):
         name = f"{REWRITE}{entry.uuid}"
         await store.transact([CreateEntry(entry), TakeLease(name, "job", now_ms, now_ms + 1000)])
         await store.transact([DropEntry(TABLE, NS, "t", keep=self._make_dropped_entry("d1", now_ms + 1000))])
-        assert await store.fence(name) == 1
+        assert await store.read_fencing_number(name) == 1
         await store.transact([ForgetDropped("d1", unshared=False)])
-        assert await store.fence(name) == 0
+        assert await store.read_fencing_number(name) == 0
 
     def _make_dropped_entry(self, dropped_id: str, expires_ms: int, purge: bool = False) -> DroppedEntry:
         return DroppedEntry(dropped_id, make_entry("placeholder"), purge, 11, expires_ms, "ann")

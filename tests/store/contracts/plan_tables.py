@@ -48,7 +48,10 @@ def build_plan(
 
 
 def build_snapshot_plan(number: int, audience: str = "a", *, expires_ms: int = 100) -> StoredPlanTable:
-    """Return a plan that is shown as the snapshot `FIRST_SNAPSHOT_ID` + `number`."""
+    """Return a plan that engines of `audience` read as the snapshot `FIRST_SNAPSHOT_ID` + `number`.
+
+    Its JSON has a character outside of the first 65,536 and a quotation mark, which databases must store unchanged.
+    """
     name = f"t~plan~{audience}{number:031x}"
     return msgspec.structs.replace(
         build_plan(f"{audience}{number}", name, expires_ms=expires_ms),
@@ -62,7 +65,8 @@ async def list_plan_ids(
     store: GeneratorStore, audience: str = "a", now_ms: int = 0, uuid: str = "uuid-of-T"
 ) -> list[int]:
     return [
-        snapshot.id - FIRST_SNAPSHOT_ID for snapshot in await store.plan_snapshots(NS, "T", uuid, audience, now_ms, 100)
+        snapshot.id - FIRST_SNAPSHOT_ID
+        for snapshot in await store.list_plan_snapshots(NS, "T", uuid, audience, now_ms, 100)
     ]
 
 
@@ -86,11 +90,11 @@ class PlanTablesContract(StorePair):
         self, store: GeneratorStore, other_store: GeneratorStore, considered_bytes: int | None
     ) -> None:
         plan = msgspec.structs.replace(build_plan("a"), considered_bytes=considered_bytes)
-        assert await store.plan_table(NS, NAME) is None
+        assert await store.load_plan_table(NS, NAME) is None
         assert await store_plan_table(store, plan) == plan
-        assert await other_store.plan_table(NS, NAME) == plan
-        assert await other_store.plan_table(NS, NAME.upper()) is None
-        assert await other_store.plan_table(("ns", "x"), NAME) is None
+        assert await other_store.load_plan_table(NS, NAME) == plan
+        assert await other_store.load_plan_table(NS, NAME.upper()) is None
+        assert await other_store.load_plan_table(("ns", "x"), NAME) is None
 
     async def test_first_plan_keeps_the_name_for_the_longer_of_both_leases(self, store: GeneratorStore) -> None:
         first_plan = build_plan("a", expires_ms=100)
@@ -99,7 +103,7 @@ class PlanTablesContract(StorePair):
         assert await store_plan_table(store, build_plan("c", expires_ms=150)) == msgspec.structs.replace(
             first_plan, expires_ms=150
         )
-        assert await store.plan_table(NS, NAME) == msgspec.structs.replace(first_plan, expires_ms=150)
+        assert await store.load_plan_table(NS, NAME) == msgspec.structs.replace(first_plan, expires_ms=150)
         plan_elsewhere = build_plan("d", namespace=("ns", "x"))
         assert await store_plan_table(store, plan_elsewhere) == plan_elsewhere
 
@@ -115,13 +119,13 @@ class PlanTablesContract(StorePair):
                 )
             )
             assert len({result.id for result in results}) == 1
-            assert await store.plan_table(NS, name) == results[0]
+            assert await store.load_plan_table(NS, name) == results[0]
 
     async def test_lease_can_be_extended_and_never_shortened(self, store: GeneratorStore) -> None:
         await store_plan_table(store, build_plan("a", expires_ms=100))
         for until_ms, expected_ms in ((90, 100), (110, 110), (100, 110)):
             assert await store.transact([RenewPlanTable("a", until_ms)]) == [True]
-            table = await store.plan_table(NS, NAME)
+            table = await store.load_plan_table(NS, NAME)
             assert table is not None
             assert table.expires_ms == expected_ms
         assert await store.transact([RenewPlanTable("nobody", 500)]) == [False]
@@ -131,7 +135,7 @@ class PlanTablesContract(StorePair):
             await store_plan_table(store, build_plan(f"p{number}", f"t~plan~{number:032x}", expires_ms=100 - number))
         assert await retire_plans(store, 96) == 0
         assert await retire_plans(store, 100, limit=2) == 2
-        remaining_plans = [await store.plan_table(NS, f"t~plan~{number:032x}") for number in range(5)]
+        remaining_plans = [await store.load_plan_table(NS, f"t~plan~{number:032x}") for number in range(5)]
         assert [item is not None for item in remaining_plans] == [True, True, True, False, False]
         assert await retire_plans(store, 100) == 2
         assert await retire_plans(store, 100) == 0
@@ -157,11 +161,11 @@ class PlanTablesContract(StorePair):
     async def test_only_a_retired_plan_can_be_forgotten(self, store: GeneratorStore) -> None:
         await store_plan_table(store, build_plan("a"))
         await store.transact([ForgetPlanTable("a")])
-        assert await store.plan_table(NS, NAME) == build_plan("a")
+        assert await store.load_plan_table(NS, NAME) == build_plan("a")
         await retire_plans(store, 1000)
         await store.transact([ForgetPlanTable("a"), ForgetPlanTable("nobody")])
         assert await store.list_retired_plan_tables(None, 10) == []
-        assert await store.plan_table(NS, NAME) is None
+        assert await store.load_plan_table(NS, NAME) is None
 
     async def test_plan_cannot_be_both_renewed_and_retired(
         self, store: GeneratorStore, other_store: GeneratorStore
@@ -173,7 +177,7 @@ class PlanTablesContract(StorePair):
                 store.transact([RenewPlanTable(f"p{step}", 10_000)]), retire_plans(other_store, 1000)
             )
             assert is_renewed == (retired_count == 0)
-            assert (await store.plan_table(NS, name) is not None) == is_renewed
+            assert (await store.load_plan_table(NS, name) is not None) == is_renewed
 
     async def test_plans_stay_until_their_files_are_deleted_despite_changes_to_the_table(
         self, store: GeneratorStore
@@ -190,10 +194,10 @@ class PlanTablesContract(StorePair):
         for number in (2, 1, 3):
             plan = build_snapshot_plan(number, expires_ms=100 * number)
             assert await store_plan_table(store, plan) == plan
-            assert await other_store.plan_table(NS, str(plan.name)) == plan
+            assert await other_store.load_plan_table(NS, str(plan.name)) == plan
         await store_plan_table(store, build_snapshot_plan(4, "b"))
         await store_plan_table(store, build_plan("named"))
-        assert await other_store.plan_snapshots(NS, "T", "uuid-of-T", "b", 0, 100) == [
+        assert await other_store.list_plan_snapshots(NS, "T", "uuid-of-T", "b", 0, 100) == [
             PlanSnapshot(FIRST_SNAPSHOT_ID + 4, str(build_snapshot_plan(4).snapshot_or_fingerprint))
         ]
         assert [await list_plan_ids(other_store, now_ms=now_ms) for now_ms in (0, 100, 250, 300)] == [
@@ -203,8 +207,8 @@ class PlanTablesContract(StorePair):
             [],
         ]
         assert await list_plan_ids(other_store, uuid="another") == []
-        assert await other_store.plan_snapshots(("ns", "x"), "T", "uuid-of-T", "a", 0, 100) == []
-        latest_plans = await other_store.plan_snapshots(NS, "T", "uuid-of-T", "a", 0, 2)
+        assert await other_store.list_plan_snapshots(("ns", "x"), "T", "uuid-of-T", "a", 0, 100) == []
+        latest_plans = await other_store.list_plan_snapshots(NS, "T", "uuid-of-T", "a", 0, 2)
         assert [item.id - FIRST_SNAPSHOT_ID for item in latest_plans] == [2, 3]
 
     async def test_only_the_audience_renews_or_withdraws_leases_of_plan_snapshots(self, store: GeneratorStore) -> None:
@@ -242,5 +246,5 @@ class PlanTablesContract(StorePair):
             "a1",
             "b1",
         ]
-        assert await store.plan_table(NS, NAME) == build_plan("named")
+        assert await store.load_plan_table(NS, NAME) == build_plan("named")
         assert await store.transact([DropPlanSnapshots(("ns", "x"), "T", (FIRST_SNAPSHOT_ID + 2,))]) == [0]

@@ -211,18 +211,20 @@ class StreamsContract(StorePair):
     async def test_only_one_caller_takes_the_last_flush_before_a_removal(
         self, store: GeneratorStore, other_store: GeneratorStore
     ) -> None:
+        """A flush precedes a commit that removes rows, so that the commit conflicts if it has not read all rows.
+
+        The snapshot of the flush is recorded. If the repeated commit has read this snapshot, it takes the record, and
+        no further flush is needed.
+        """
         with pytest.raises(NoSuchTable):
             await store.transact([RecordRemovalFlush(UUID, 1)])
         await store.transact([CreateEntry(make_entry("t")), RecordRemovalFlush(UUID, 1), RecordRemovalFlush(UUID, 2)])
         assert await other_store.transact([TakeRemovalFlush(UUID, 2)]) == [True]
         assert await other_store.transact([TakeRemovalFlush(UUID, 2)]) == [False]
-        # In the second round, another commit happened between the flush and the repeated commit.
-        for read_count in (
-            1,
-            None,
-        ):
+        # The repeated commit has read another snapshot, or the table without a snapshot.
+        for read_snapshot_id in (1, None):
             await store.transact([RecordRemovalFlush(UUID, 2)])
-            assert await other_store.transact([TakeRemovalFlush(UUID, read_count)]) == [False]
+            assert await other_store.transact([TakeRemovalFlush(UUID, read_snapshot_id)]) == [False]
         assert await store.transact([TakeRemovalFlush(UUID, 2)]) == [False]
         await store.transact([RecordRemovalFlush(UUID, 3), DropEntry(TABLE, NS, "t")])
         await store.transact([CreateEntry(make_entry("t"))])

@@ -84,10 +84,13 @@ class ColumnReadsContract(StorePair):
 
 
 def build_add_records(hour: int, *records: tuple[str, str], samples: str = "", shapes_max: int = 10) -> AddQueryRecords:
-    """Return an operation that adds a statement for each (fingerprint, owner) in `records`."""
-    sums = QuerySums(1, 10, 2, 1, 1000, 200, 5)
+    """Return an operation that adds a statement for each (fingerprint, owner) in `records`.
+
+    A fingerprint identifies a shape: a statement without the values that it compares.
+    """
+    sums = QuerySums(statements=1, files_in=10, files_left=2, sized=1, bytes_in=1000, bytes_left=200, plan_us=5)
     query_records = tuple(QueryRecord(name, owner, f'"{name}"', samples, sums) for name, owner in records)
-    return AddQueryRecords(UUID, hour, query_records, shapes_max, 2)
+    return AddQueryRecords(UUID, hour, query_records, shapes_max, owner_shapes_max=2)
 
 
 class QueryHistoryContract(StorePair):
@@ -109,7 +112,7 @@ class QueryHistoryContract(StorePair):
         )
         assert (shape_b.fingerprint, shape_b.sums.statements) == ("b", 1)
         assert [shape.fingerprint for shape in await store.query_shapes(UUID, 101, 10)] == ["a"]
-        (totals,) = await other_store.query_totals(0, None, 10)
+        (totals,) = await other_store.load_query_totals(0, None, 10)
         assert (totals.uuid, totals.shapes, totals.sums.statements) == (UUID, 2, 3)
 
     async def test_shapes_with_equal_digests_are_counted_separately(
@@ -125,6 +128,7 @@ class QueryHistoryContract(StorePair):
     async def test_shape_that_another_replica_stores_at_the_same_time_is_counted_once(
         self, store: GeneratorStore, other_store: GeneratorStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """A shape is a statement without the values that it compares. Its fingerprint identifies it."""
         await store.transact([CreateEntry(make_entry("t"))])
         await store.transact([build_add_records(1, ("a", "x"))])
         find_stored_shapes, calls = recorded_reads._find_stored_shapes, list[Sequence[str]]()
@@ -144,17 +148,23 @@ class QueryHistoryContract(StorePair):
 
     async def test_huge_sums_stop_at_a_limit_and_stay_readable(self, store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry("t"))])
-        huge_record = QueryRecord("a", "x", '"a"', "", QuerySums(1, 1 << 70, 2, 1, (1 << 63) - 1, 200, 5))
+        huge_sums = QuerySums(
+            statements=1, files_in=1 << 70, files_left=2, sized=1, bytes_in=(1 << 63) - 1, bytes_left=200, plan_us=5
+        )
+        huge_record = QueryRecord("a", "x", '"a"', "", huge_sums)
         for hour in range(20, 30):
             for _ in range(3):
-                await store.transact([AddQueryRecords(UUID, hour, (huge_record,), 10, 2)])
-        expected = QuerySums(30, 1 << 61, 60, 30, 1 << 61, 6000, 150)
+                await store.transact([AddQueryRecords(UUID, hour, (huge_record,), shapes_max=10, owner_shapes_max=2)])
+        sum_max = 1 << 61  # The greatest sum that is stored.
+        expected = QuerySums(
+            statements=30, files_in=sum_max, files_left=60, sized=30, bytes_in=sum_max, bytes_left=6000, plan_us=150
+        )
         for _ in range(2):
             (shape,) = await store.query_shapes(UUID, 0, 10)
-            (totals,) = await store.query_totals(0, None, 10)
+            (totals,) = await store.load_query_totals(0, None, 10)
             assert (shape.sums, totals.sums) == (expected, expected)
             # The first call merges the hours 20 to 23 and 25 to 29, and the second call none.
-            assert await store.merge_query_hours(48, 100, 24) in (9, 0)
+            assert await store.merge_query_hours(before_hour=48, limit=100, period_hours=24) in (9, 0)
 
     async def test_shapes_beyond_the_limits_are_counted_together(self, store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry("t"))])
@@ -178,9 +188,9 @@ class QueryHistoryContract(StorePair):
             await store.transact([build_add_records(hour, ("a", "x"))])
         shapes_before = await store.query_shapes(UUID, 0, 10)
         merge_count = 0
-        while count := await store.merge_query_hours(48, 7, 24):
+        while count := await store.merge_query_hours(before_hour=48, limit=7, period_hours=24):
             merge_count += count
-        assert merge_count == 27  # These are the hours 20 to 23, and 25 to 47.
+        assert merge_count == 27  # The hours 20 to 23 are merged into hour 0, and the hours 25 to 47 into hour 24.
         (shapes_after,) = await store.query_shapes(UUID, 0, 10)
         assert shapes_after.sums == shapes_before[0].sums
         assert (shapes_after.first_hour, shapes_after.last_hour) == (0, 59)
@@ -191,15 +201,16 @@ class QueryHistoryContract(StorePair):
         for day in range(3, 12):
             await store.transact([build_add_records(24 * day, ("a", "x"), ("b", "x"))])
         shapes_before = await store.query_shapes(UUID, 0, 10)
-        # The days 3 to 6 are in the first week. The second week has not ended yet.
-        assert await store.merge_query_hours(168, 100, 168) == 8
-        assert await store.merge_query_hours(168, 100, 168) == 0
+        # The days 3 to 6 of the first week have two shapes each. The second week has not ended yet.
+        assert await store.merge_query_hours(before_hour=168, limit=100, period_hours=168) == 8
+        assert await store.merge_query_hours(before_hour=168, limit=100, period_hours=168) == 0
         shapes_after = await store.query_shapes(UUID, 0, 10)
         assert [shape.sums for shape in shapes_after] == [shape.sums for shape in shapes_before]
         assert [(shape.first_hour, shape.last_hour) for shape in shapes_after] == [(0, 264)] * 2
         assert [shape.sums.statements for shape in await store.query_shapes(UUID, 168, 10)] == [5, 5]
 
     async def test_shapes_are_removed_with_their_last_sums(self, store: GeneratorStore) -> None:
+        """A shape is a statement without the values that it compares. Sums over its statements are stored by hour."""
         await store.transact([CreateEntry(make_entry("t"))])
         await store.transact([build_add_records(1, ("a", "x"), ("b", "x"))])
         await store.transact([build_add_records(50, ("b", "x"))])
@@ -225,10 +236,10 @@ class QueryHistoryContract(StorePair):
             ([("db", "x"), ("dc",)], ["b", "d"]),
             ([("none",), ("db2",)] * 16, ["c"]),
         ):
-            totals = await store.query_totals(0, namespaces, 10)
+            totals = await store.load_query_totals(0, namespaces, 10)
             assert [total.name for total in totals] == names
             assert [total.namespace for total in totals] == [paths[name] for name in names]
-            assert len(await store.query_totals(0, namespaces, 1)) == min(1, len(names))
+            assert len(await store.load_query_totals(0, namespaces, 1)) == min(1, len(names))
 
     async def test_newest_applied_advice_is_kept(self, store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry("t"))])

@@ -171,10 +171,10 @@ class RecordsContract(StorePair):
     async def test_grants_of_several_principals_are_read_by_one_call(self, store: GeneratorStore) -> None:
         grants = [Grant("a-group:1", "admin"), Grant("a-group:2", "reader", ("a", "b")), Grant("b-group:1", "reader")]
         await store.transact([SaveGrant(grant) for grant in grants])
-        assert await store.grants_of_any(("a-group:2", "missing", "a-group:1")) == grants[:2]
-        assert await store.grants_of_any(()) == []
+        assert await store.list_grants_of_principals(("a-group:2", "missing", "a-group:1")) == grants[:2]
+        assert await store.list_grants_of_principals(()) == []
         other_groups = tuple(f"other:{number}" for number in range(GROUPS_MAX - 1))
-        assert await store.grants_of_any((*other_groups, "b-group:1")) == grants[2:]
+        assert await store.list_grants_of_principals((*other_groups, "b-group:1")) == grants[2:]
 
     async def test_drop_of_an_entry_removes_its_grants_but_not_its_denials(self, store: GeneratorStore) -> None:
         denial = Grant("ann", "browse", NS, "table", "t", deny=True)
@@ -260,7 +260,7 @@ class RecordsContract(StorePair):
         with pytest.raises(CommitConflict):
             await store.transact([TakeLease("l", "a", now_ms=29, until_ms=50)])
         assert await store.transact([TakeLease("l", "a", now_ms=30, until_ms=50)]) == [3]
-        assert (await other_store.fence("l"), await other_store.fence("unknown")) == (3, 0)
+        assert (await other_store.read_fencing_number("l"), await other_store.read_fencing_number("unknown")) == (3, 0)
         await other_store.transact([CheckFence("l", 3)])
         for name, fence in (("l", 2), ("l", 4), ("unknown", 1)):
             with pytest.raises(CommitConflict):

@@ -16,12 +16,12 @@ from seamark.formats.runtime.errors import (
 )
 from seamark.metaserver.store.model import StoredWarehouse
 from seamark.metaserver.store.operations import (
+    AssignCatalogToWarehouse,
     ChangeWarehouse,
     CloseCatalog,
     CreateNamespace,
     CreateWarehouse,
     DropNamespace,
-    NameCatalog,
     RemoveWarehouse,
 )
 from seamark.metaserver.store.sql.generator_store import GeneratorStore
@@ -83,18 +83,18 @@ class WarehousesContract(StorePair):
     ) -> None:
         assert await store.load_catalog_id() == ""
         with pytest.raises(CommitConflict, match="has namespaces"):
-            await store.transact([NameCatalog("one")])
+            await store.transact([AssignCatalogToWarehouse("one")])
         await store.transact([DropNamespace(NS)])
         sales = build_warehouse("sales", "s3://b/sales")
         await store.transact([CreateWarehouse(sales, WAREHOUSES_LIMIT)])
         with pytest.raises(CommitConflict, match="has warehouses"):
-            await store.transact([NameCatalog("one")])
+            await store.transact([AssignCatalogToWarehouse("one")])
         await store.transact([RemoveWarehouse(sales.id)])
         for _ in range(2):
-            await store.transact([NameCatalog("one")])
+            await store.transact([AssignCatalogToWarehouse("one")])
         assert await other_store.load_catalog_id() == "one"
         with pytest.raises(CommitConflict):
-            await other_store.transact([NameCatalog("two")])
+            await other_store.transact([AssignCatalogToWarehouse("two")])
 
     async def test_closed_catalog_accepts_no_new_namespaces(
         self, store: GeneratorStore, other_store: GeneratorStore

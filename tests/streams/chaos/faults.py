@@ -53,7 +53,12 @@ class ServerFaults:
     def cause_random_fault(self) -> None:
         """Cause a random fault, and end it."""
         # A fault that is listed twice is twice as likely.
-        possible_faults: list[Callable[[], None]] = [self.kill_server, self.kill_server, self.pause, self.kill_child]
+        possible_faults: list[Callable[[], None]] = [
+            self.kill_and_restart_server,
+            self.kill_and_restart_server,
+            self.pause,
+            self.kill_child,
+        ]
         possible_faults += [self.kill_reader]
         possible_faults += [self.fill_disk, self.fill_disk] if self._disk is not None else []
         possible_faults += [self.kill_broker] if self._kafka is not None else []
@@ -62,7 +67,7 @@ class ServerFaults:
         self.counts[kind.__name__] += 1
         kind()
 
-    def kill_server(self) -> None:
+    def kill_and_restart_server(self) -> None:
         server = self._rng.choice(self._servers)
         server.kill9()
         time.sleep(self._rng.choice((0, 0, 2, 4)))  # The leases of owners end after two seconds.
@@ -86,7 +91,7 @@ class ServerFaults:
         self._readers.kill(self._rng)
 
     def fill_disk(self) -> None:
-        """Fill the disk of the log and of the database."""
+        """Fill the disk of the log and of the database for some seconds."""
         assert self._disk is not None
         self._disk.fill()
         time.sleep(self._rng.choice((1, 3, 6)))

@@ -47,7 +47,7 @@ class WriterLoad:
     async def _write_rows(self, http: aiohttp.ClientSession, producer: str) -> None:
         sequence = 0
         while not self.is_ending:
-            numbers = self._model.begin_rows(producer, self._rng.choice((1, 5, 50)))
+            numbers = self._model.reserve_rows(producer, self._rng.choice((1, 5, 50)))
             rows: list[dict[str, Any]] = [{"producer": producer, "number": number} for number in numbers]
             if self._rng.random() < _LARGE_REQUESTS:
                 payload = "x" * (_LARGE_REQUEST_BYTES // len(rows))

@@ -21,15 +21,15 @@ class WrongRows(AssertionError):
     """Raised if a reader returns rows that the model does not allow."""
 
 
-class Bounds(NamedTuple):
+class AcknowledgedCounts(NamedTuple):
     """The rows and changes that were acknowledged before a read began.
 
     Attributes:
-        numbers: The number of acknowledged rows of each producer.
+        rows: The number of acknowledged rows of each producer.
         changes: The number of acknowledged changes of each key.
     """
 
-    numbers: Mapping[str, int]
+    rows: Mapping[str, int]
     changes: Mapping[int, int]
 
 
@@ -48,8 +48,8 @@ class AcknowledgedRows:
     """The number of acknowledged changes of each key."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def begin_rows(self, producer: str, count: int) -> range:
-        """Return the numbers of the next rows of a producer. They count as sent."""
+    def reserve_rows(self, producer: str, count: int) -> range:
+        """Return the numbers of the next rows of a producer, which sends them in one request. They count as sent."""
         with self._lock:
             first_number = self.sent_rows[producer]
             self.sent_rows[producer] += count
@@ -67,17 +67,17 @@ class AcknowledgedRows:
             self.histories.setdefault(key, [ABSENT]).append(value)
 
     def acknowledge_changes(self, keys: Iterable[int]) -> None:
-        """Record that all changes of keys that were sent are acknowledged."""
+        """Record that all changes that were sent so far for these keys are acknowledged."""
         with self._lock:
             for key in keys:
                 self.acknowledged_changes[key] = len(self.histories[key]) - 1
 
-    def snapshot(self) -> Bounds:
+    def snapshot(self) -> AcknowledgedCounts:
         """Return the rows and changes that are acknowledged now."""
         with self._lock:
-            return Bounds(dict(self.acknowledged_rows), dict(self.acknowledged_changes))
+            return AcknowledgedCounts(dict(self.acknowledged_rows), dict(self.acknowledged_changes))
 
-    def check_rows(self, rows: Counter[tuple[str, int]], bounds: Bounds) -> None:
+    def check_rows(self, rows: Counter[tuple[str, int]], acknowledged_counts: AcknowledgedCounts) -> None:
         """Check the rows of `db.t` that a read returned.
 
         Raises:
@@ -91,19 +91,19 @@ class AcknowledgedRows:
                 dict(self.sent_rows),
                 {producer: set(numbers) for producer, numbers in self.ends.items()},
             )
-        for producer in {*counts, *bounds.numbers}:
+        for producer in {*counts, *acknowledged_counts.rows}:
             count = counts[producer]
             if missing_numbers := [number for number in range(count) if (producer, number) not in rows]:
                 raise WrongRows(f"{producer} has {count} rows, and its row {missing_numbers[0]} is missing")
-            if not bounds.numbers.get(producer, 0) <= count <= sent_numbers.get(producer, 0):
+            if not acknowledged_counts.rows.get(producer, 0) <= count <= sent_numbers.get(producer, 0):
                 raise WrongRows(
-                    f"{producer} has {count} rows; {bounds.numbers.get(producer, 0)} were acknowledged before the "
-                    f"read, and {sent_numbers.get(producer, 0)} were sent"
+                    f"{producer} has {count} rows; {acknowledged_counts.rows.get(producer, 0)} were acknowledged "
+                    f"before the read, and {sent_numbers.get(producer, 0)} were sent"
                 )
             if count not in end_numbers[producer]:
                 raise WrongRows(f"{producer} has {count} rows: only a part of a request is visible")
 
-    def check_keys(self, rows: Counter[tuple[int, int]], bounds: Bounds) -> None:
+    def check_keys(self, rows: Counter[tuple[int, int]], acknowledged_counts: AcknowledgedCounts) -> None:
         """Check the rows of `db.k` that a read returned.
 
         Raises:
@@ -116,7 +116,7 @@ class AcknowledgedRows:
             histories = {key: list(history) for key, history in self.histories.items()}
         for key in {*values, *histories}:
             history = histories.get(key, [ABSENT])
-            allowed_values = history[bounds.changes.get(key, 0) :]
+            allowed_values = history[acknowledged_counts.changes.get(key, 0) :]
             if values.get(key, ABSENT) not in allowed_values:
                 raise WrongRows(
                     f"key {key} has the value {values.get(key, ABSENT)}, and not one of {allowed_values[:5]}"

@@ -26,7 +26,7 @@ from tests.waits import until
 TABLES = "abc"
 
 
-@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(20, judged_number=3)))
+@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(20, number_in_ordinary_runs=3)))
 async def test_appends_and_changes_of_several_tables_neither_overlap_nor_block_each_other(seed: int) -> None:
     rng = Random(seed)
     gates = AppendGates()
@@ -119,7 +119,10 @@ def delay_log(monkeypatch: pytest.MonkeyPatch, delay: Callable[[], Awaitable[Any
 async def test_commit_waits_for_an_append_that_the_log_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_transaction: bool
 ) -> None:
-    """The commit adds a required column, and removes the schema of the rows. They could not be flushed after it."""
+    """A gate stops appends to a stream while a commit changes how its rows are written.
+
+    The commit adds a required column, and removes the schema of the rows. They could not be flushed after it.
+    """
     async with open_stream_server(tmp_path) as stream:
         schema = Schema(NestedField(1, "id", LongType()), NestedField(2, "name", StringType()))
         await create_stream_table(stream, schema)
@@ -152,10 +155,11 @@ async def test_commit_waits_for_an_append_that_the_log_writes(
         # PyIceberg reads no file without a required column, so the column becomes optional.
         assert await commit_table(stream, make_schema_updates([(1, "id", "long", False)], [])) == 200
         ids = await stream.ids()
-        assert ids == [1, 2, 3] if late_append.exception() is None else [1, 2]
+        assert ids == ([1, 2, 3] if late_append.exception() is None else [1, 2])
 
 
 async def test_commit_that_is_refused_neither_flushes_the_stream_nor_closes_its_gate(tmp_path: Path) -> None:
+    """A gate stops appends to a stream while a commit changes how its rows are written."""
     async with open_stream_server(tmp_path) as stream:
         await create_stream_table(stream)
         await stream.post({"id": 1})
@@ -178,7 +182,7 @@ async def test_commit_that_is_refused_neither_flushes_the_stream_nor_closes_its_
 async def test_commit_is_refused_if_its_name_refers_to_another_table_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The gate of the other table is open, so its rows could meet the changed schema."""
+    """The server does not stop appends to the other table, so rows of its old schema could follow the commit."""
     async with open_stream_server(tmp_path) as stream:
         await create_stream_table(stream)
         await stream.post({"id": 1})
@@ -203,7 +207,7 @@ async def test_commit_is_refused_if_its_name_refers_to_another_table_meanwhile(
         assert len(table.metadata.schemas) == 1
 
 
-@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(6, judged_number=1)))
+@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(6, number_in_ordinary_runs=1)))
 async def test_rows_never_meet_a_table_without_their_schema(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:

@@ -69,12 +69,12 @@ def read_gate_numbers_after_the_check(patch: pytest.MonkeyPatch) -> None:
 
 
 def commit_without_the_lease(patch: pytest.MonkeyPatch) -> None:
-    """Let a paused process commit after another process has opened its gate."""
+    """Let a paused process commit although its lease has ended and another process allows appends again."""
     patch.setattr(Leases, "check_fence", lambda leases, operation: None)
 
 
 def open_the_gate_before_the_end_of_the_lease(patch: pytest.MonkeyPatch) -> None:
-    """Open a gate while the transaction of the commit may still run."""
+    """Allow appends to a table again while the transaction of the commit, which changes the table, may still run."""
 
     async def keep_lease(gates: TableGates, uuid: str, holder: str) -> None:
         pass

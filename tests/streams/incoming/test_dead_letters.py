@@ -84,7 +84,7 @@ async def test_request_with_too_many_unfit_rows_is_refused(
 ) -> None:
     await create_letters(stream)
     monkeypatch.setattr(prepared_rows, "REJECTED_ROWS_MAX", 3)
-    status, text = await stream.send_refused(json.dumps([{"id": 1}, *[{"id": "x"}] * 4]).encode())
+    status, text = await stream.send_and_read_error(json.dumps([{"id": 1}, *[{"id": "x"}] * 4]).encode())
     assert (status, "More than 3 rows do not fit" in text) == (400, True)
     assert (await stream.ids(), await read_letters(stream)) == ([], [])
     await stream.post({"id": 1}, *[{"id": "x"}] * 3)
@@ -112,7 +112,7 @@ async def test_arrow_value_without_a_python_equivalent_is_a_dead_letter(stream: 
 
 async def test_request_is_refused_if_dead_letter_table_cannot_store_rows(stream: StreamServer) -> None:
     async def read_reason() -> str:
-        status, text = await stream.send_refused(b'[{"id": 1}, {"id": "x"}]')
+        status, text = await stream.send_and_read_error(b'[{"id": 1}, {"id": "x"}]')
         assert status == 400
         return text
 

@@ -50,24 +50,24 @@ def held_appends(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
 
 
 async def send_together(
-    stream: StreamServer, held_appends: asyncio.Event, requests: Sequence[Any], waiting_count: int | None = None
+    stream: StreamServer, release_event: asyncio.Event, requests: Sequence[Any], waiting_count: int | None = None
 ) -> list[tuple[int, Any]]:
     """Send requests at the same time, and return their answers.
 
     Args:
         stream: The server.
-        held_appends: Is set when `waiting_count` requests wait for the log or for an earlier append.
+        release_event: The event for which appends to the log wait. It is set when `waiting_count` requests wait.
         requests: Functions that send a request.
         waiting_count: The number of requests that wait. By default it is the number of all requests.
     """
     tasks = [asyncio.create_task(request()) for request in requests]
     await wait_for_requests(stream, len(requests) if waiting_count is None else waiting_count)
-    held_appends.set()
+    release_event.set()
     return list(await asyncio.gather(*tasks))
 
 
 async def wait_for_requests(stream: StreamServer, count: int) -> None:
-    """Wait until `count` requests that may be joined have no answer yet."""
+    """Wait until `count` append requests, which the server may write together, have no answer yet."""
     joined_appends = stream.server.components.streams.joined_appends
     await until(lambda: joined_appends.request_count == count)
 
@@ -228,6 +228,7 @@ async def test_no_request_waits_after_an_unexpected_error_of_a_joined_append(
 async def test_waiting_time_of_a_joined_request_counts_from_its_arrival(
     stream: StreamServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The server joins append requests that wait at the same time: it writes their rows as one append."""
     await stream.post({"id": 0})
     (uuid,) = stream.server.components.streams.tables
     wait_limits_s: list[float] = []

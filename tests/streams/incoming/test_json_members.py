@@ -31,9 +31,9 @@ async def stream(tmp_path: Path) -> AsyncIterator[StreamServer]:
 
 async def test_object_with_a_repeated_key_is_refused_in_each_format(stream: StreamServer) -> None:
     repeated_text = b'{"id": 1, "name": "a:b", "id": 2}'
-    status, message = await stream.send_refused(b"[" + repeated_text + b"]")
+    status, message = await stream.send_and_read_error(b"[" + repeated_text + b"]")
     assert (status, message) == (400, "The body has an object with the key 'id' twice; send each key once")
-    status, message = await stream.send_refused(
+    status, message = await stream.send_and_read_error(
         b'{"id": 1}\n' + repeated_text + b'\n{"id": 3, "name": "x: y"}\n', LINES
     )
     assert (status, message) == (400, "Row 1 has an object with the key 'id' twice; send each key once")

@@ -74,7 +74,7 @@ async def test_table_gets_the_columns_of_json_rows_with_their_types(stream: Stre
         )
         assert third_row["ratio"] == 1.5
         await stream.flush()
-    status, message = await stream.send_refused(b'{"id": 4, "size": "large"}\n', LINES)
+    status, message = await stream.send_and_read_error(b'{"id": 4, "size": "large"}\n', LINES)
     assert (status, 'the value "large" is not a valid long' in message) == (400, True)
 
 
@@ -103,7 +103,7 @@ async def test_arrow_rows_with_a_column_twice_are_refused(stream: StreamServer, 
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
-    status, message = await stream.send_refused(sink.getvalue().to_pybytes(), ARROW)
+    status, message = await stream.send_and_read_error(sink.getvalue().to_pybytes(), ARROW)
     assert (status, f"the column '{name}' twice" in message) == (400, True), message
 
 
@@ -131,7 +131,7 @@ async def test_concurrent_requests_that_add_columns_all_succeed(stream: StreamSe
 async def test_rows_whose_columns_cannot_be_added_are_refused(
     stream: StreamServer, rows: list[dict[str, Any]], message: str
 ) -> None:
-    status, answer = await stream.send_refused(json.dumps(rows).encode())
+    status, answer = await stream.send_and_read_error(json.dumps(rows).encode())
     assert (status, message in answer) == (400, True), answer
     assert await stream.ids() == []
     assert list(await read_columns(stream)) == ["id", "name", "day"]
@@ -232,7 +232,7 @@ async def test_property_of_the_table_decides_whether_new_columns_are_added(tmp_p
     async with open_stream_server(tmp_path) as stream:
         await create_letters(stream)
         await create_stream_table(stream, properties={DEAD_LETTER_TABLE: "db.t_errors", NEW_COLUMNS: "refuse"})
-        status, message = await stream.send_refused(b'[{"id": 1}, {"id": 2, "town": "Ulm"}]')
+        status, message = await stream.send_and_read_error(b'[{"id": 1}, {"id": 2, "town": "Ulm"}]')
         assert (status, "seamark.stream.new-columns refuses such rows" in message) == (400, True)
         for rule, expected in (("dead-letter", 200), ("add", 200), ("ask", 400)):  # The rule "ask" does not exist.
             table = await asyncio.to_thread(stream.catalog.load_table, "db.t")

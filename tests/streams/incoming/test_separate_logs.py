@@ -41,7 +41,7 @@ async def test_server_without_the_log_of_a_table_refuses_commits_that_depend_on_
 
         for delete in (delete_by_pyiceberg, delete_by_seamark):
             assert "the server that has" in await asyncio.to_thread(run_and_read_error, delete)
-        status, message = await second_stream.send_refused(b'[{"id": 3}]')
+        status, message = await second_stream.send_and_read_error(b'[{"id": 3}]')
         assert (status, "write to the server that has that log" in message) == (503, True)
         require_name = make_schema_updates([(1, "id", "long", True), (2, "name", "string", True)], [])
         assert await commit_table(second_stream, require_name) == 400

@@ -136,9 +136,10 @@ async def test_large_request_waits_until_all_tables_have_memory(
     monkeypatch.setattr("seamark.metaserver.streams.incoming.body_room.WAIT_S", PATIENCE_S)
     t, u = await open_tables(stream)
     room = stream.server.components.streams.body_room
-    # Each table uses a third of the memory, as much as remains free. A table may not use more.
+    # With new rows, a table may not use more memory than remains free. Now each table uses a third of the memory, and
+    # a third is free, so neither table has memory for a large body.
     t.appending_bytes = u.appending_bytes = stream.server.components.settings.stream_memory_bytes // 3
-    large_rows = [{"id": 1, "name": "x" * 150_000}]
+    large_rows = [{"id": 1, "name": "x" * 150_000}]  # The memory is 1 MiB, and has room for these rows of both tables.
     # The requests name the tables in opposite orders.
     requests = [asyncio.create_task(send_rows(stream, t=large_rows, u=large_rows)) for _ in range(2)]
     requests += [asyncio.create_task(send_rows(stream, u=large_rows, t=large_rows)) for _ in range(2)]

@@ -21,7 +21,10 @@ UUID = "t"
 
 
 class FaultyLog:
-    """A log that does not answer in time, or whose gate another process moves first."""
+    """A log that does not answer in time, or whose gate another process moves first.
+
+    A commit closes the gate of a stream, so that the log takes no rows meanwhile. Its number counts the moves.
+    """
 
     def __init__(self) -> None:
         self.gate = StreamGate(number=0, is_closed=False)
@@ -66,7 +69,10 @@ async def change(gates: TableGates, log: FaultyLog) -> None:
 async def test_failed_opening_of_an_abandoned_gate_leaves_no_lease(
     store: PointerStore, monkeypatch: pytest.MonkeyPatch, error: Exception | None
 ) -> None:
-    """If the lease stayed, a later commit would wait until it ends, and be refused."""
+    """A process has ended without opening the gate, which stops appends to the stream during a commit.
+
+    If the lease of the process that opens it stayed, a later commit would wait until it ends, and be refused.
+    """
     monkeypatch.setattr(append_gates, "APPEND_WAIT_S", 0)  # A commit that would wait for appends is refused at once.
     log, gates = FaultyLog(), TableGates(store, SystemClock())
     log.gate, log.opening_error = StreamGate(number=1, is_closed=True), error

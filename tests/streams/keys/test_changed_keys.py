@@ -34,8 +34,8 @@ from tests.streams.test_rows_over_http import (
     StreamServer,
     create_stream_table,
     encode_arrow,
-    iterate,
     open_stream_server,
+    yield_body,
 )
 from tests.waits import PATIENCE_S, until
 
@@ -70,7 +70,10 @@ async def promote_column(stream: StreamServer, name: str) -> None:
 
 
 async def test_key_columns_whose_names_are_changed_in_files_are_found(tmp_path: Path) -> None:
-    """The table has several shards, and its key changes from column to column while rows wait."""
+    """Iceberg changes column names with special characters in data files.
+
+    The table has several shards, and its key changes from column to column while rows wait.
+    """
     fields = [NestedField(number, name, LongType()) for number, name in enumerate(CHANGED_NAMES, 1)]
     schema = Schema(*fields, NestedField(5, "v-1", StringType(), required=True))
     async with open_stream_server(tmp_path) as stream:
@@ -79,6 +82,7 @@ async def test_key_columns_whose_names_are_changed_in_files_are_found(tmp_path: 
         )
         expected: dict[int, str] = {}
         for number, key in enumerate([*CHANGED_NAMES, "1x , a-b"]):
+            # Actions are accepted in any case.
             await set_key(stream, key, "Set-Properties" if number % 2 else "set-properties")
             rows = [dict.fromkeys(CHANGED_NAMES, value) | {"v-1": f"{number}.{value}"} for value in range(8)]
             await stream.post(*rows)
@@ -174,9 +178,10 @@ async def test_table_can_be_changed_after_a_failed_flush(tmp_path: Path, monkeyp
             await stream.flush()
 
 
-async def test_dates_beyond_the_range_of_a_promoted_key_are_flushed_and_replace_stored_rows(
+async def test_dates_beyond_the_range_of_a_promoted_key_replace_stored_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The encoder fails until the key is promoted from a date to nanoseconds, so no flush happens before."""
     schema = Schema(NestedField(1, "day", DateType(), required=True), NestedField(2, "v", StringType()))
     async with open_stream_server(tmp_path) as stream:
         await create_stream_table(stream, schema, properties={"format-version": "3", KEY: "day"})
@@ -262,10 +267,13 @@ async def test_append_that_read_an_earlier_key_is_refused_after_the_change(tmp_p
         assert sorted((row["a"], row["b"]) for row in await read_rows(stream)) == [(1, 1), (2, 2), (3, 2)]
 
 
-async def test_rows_packed_before_a_change_of_the_schema_are_not_stored(
+async def test_rows_encoded_before_a_change_of_the_schema_are_not_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A large body waits for memory, and other rows are packed, while a column is promoted and later dropped."""
+    """Rows are checked and encoded for the old schema, and a column is then promoted or dropped.
+
+    Meanwhile, a large body waits for memory.
+    """
     monkeypatch.setattr("seamark.metaserver.streams.incoming.body_room.WAIT_S", PATIENCE_S)
     schema = Schema(NestedField(1, "day", DateType()), NestedField(2, "v", StringType()))
     async with open_stream_server(tmp_path) as stream:
@@ -277,7 +285,7 @@ async def test_rows_packed_before_a_change_of_the_schema_are_not_stored(
         (table,) = streams.tables.values()
         table.appending_bytes = components.settings.stream_memory_bytes // 2  # This is the state during a slow flush.
         body = json.dumps([{"day": "9999-12-31", "v": "x" * 300_000}]).encode()
-        waiting_task = asyncio.create_task(stream.send_refused(iterate(body)))
+        waiting_task = asyncio.create_task(stream.send_and_read_error(yield_body(body)))
         await until(lambda: streams.body_room.waiter_count == 1)
 
         async def prepare(day: str) -> TableRows:
@@ -312,7 +320,7 @@ async def test_rows_packed_before_a_change_of_the_schema_are_not_stored(
         assert await stream.flush() == 1
 
 
-@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(2, judged_number=1)))
+@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(2, number_in_ordinary_runs=1)))
 async def test_rows_are_replaced_while_the_key_changes_and_appends_run(tmp_path: Path, seed: int) -> None:
     """The key columns of a row have the same value, so each key selects the same latest row."""
     rng = Random(seed)

@@ -144,6 +144,7 @@ def read_flushed_values(log: Log, metadata: TableMetadata) -> list[str]:
     except BadRequest:
         key = ()
     slices = log.list_slices()
+    # Rows have kinds (upsert or delete) if they were appended to a table with a key.
     if any(row_slice.kinds for row_slice in slices):
         return read_values(FILES.encode_keyed(slices, metadata, folder=None, key=key)[0])
     return read_values(FILES.encode(slices, metadata, folder=None))
@@ -161,8 +162,13 @@ def choose_row(rng: Random, number: int) -> dict[int, Any]:
     }
 
 
-@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(30, judged_number=10)))
+@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(30, number_in_ordinary_runs=10)))
 def test_rows_replace_other_rows_by_the_key_at_their_arrival(seed: int) -> None:
+    """Rows are appended while the key, the schema and the properties of the table change, and flushed at the end.
+
+    A group has the rows that were appended with the same key. The flush must give the same rows as a replay of all
+    groups.
+    """
     rng = Random(seed)
     keys = ("a-b", "a_x2Db", "a b", "1x", "price", "day", "a-b,a_x2Db", "1x, a b", "")
     metadata = create_table(rng.choice(keys))
@@ -357,7 +363,7 @@ def test_delete_does_not_hide_a_missing_value_of_another_row() -> None:
         preparation.prepare_json([{"a-b": 2, "_op": "delete"}, {"a-b": 1}])
 
 
-def test_append_with_another_key_of_the_same_millisecond_is_not_accepted() -> None:
+def test_append_is_refused_if_the_key_was_changed_in_the_millisecond_of_the_last_update() -> None:
     earlier_metadata = create_table("a-b")
     update = read_updates([{"action": "set-properties", "updates": {KEY: "1x"}}])
     later_metadata = apply_updates(earlier_metadata, update, now_ms=earlier_metadata.last_updated_ms)
@@ -366,6 +372,6 @@ def test_append_with_another_key_of_the_same_millisecond_is_not_accepted() -> No
     assert accepted_keys.accept("t", "first", earlier_metadata)
     assert not accepted_keys.accept("t", "second", later_metadata)
     # The caller has loaded the table, so this metadata is current.
-    accepted_keys.replace("t", "second", later_metadata)
+    accepted_keys.remember_current_key("t", "second", later_metadata)
     assert accepted_keys.accept("t", "second", later_metadata)
     assert not accepted_keys.accept("t", "first", earlier_metadata)

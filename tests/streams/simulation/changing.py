@@ -30,19 +30,19 @@ _GENERATION = b"\n@"
 
 @dataclass
 class ChangingTable(SimulatedTable):
-    """A table, and the number of the changes of the way in which its rows are written."""
+    """A table with its generation: how often a commit has changed how its rows are written, for example its schema."""
 
     generation: int = 0
 
 
 class TableFiles(tuple[str, ...]):
-    """The files of a table, which are the metadata of the simulation, with the generation of the table."""
+    """The names of the files of a table, and its generation. They replace the metadata of a table in the simulation."""
 
     generation = 0
 
 
 class ChangingCatalog(SimulatedCatalog):
-    """Tables with generations."""
+    """Tables with generations. A generation counts the changes of how the rows of a table are written."""
 
     def entry(self, uuid: str) -> tuple[Entry, Any]:
         entry, files = super().entry(uuid)
@@ -60,6 +60,7 @@ class ChangingCatalog(SimulatedCatalog):
 
         Raises:
             CommitConflict: The table has another generation.
+            NoSuchTable: The table was dropped.
         """
         table = self.get_table(uuid)
         if table.is_dropped:
@@ -71,7 +72,7 @@ class ChangingCatalog(SimulatedCatalog):
 
 
 class ChangingFiles(LineFiles):
-    """`RowFiles` that compares the generations of rows with that of the table."""
+    """Encodes rows, and checks that they were appended in the current generation of the table."""
 
     def encode(self, rows: Sequence[RowSlice], metadata: Any, folder: str | None) -> list[EncodedFile]:
         for row_slice in rows:
@@ -98,7 +99,11 @@ class ChangingWorld(SimulationWorld):
         self.catalog.tables[self.uuid] = ChangingTable(self.uuid, dict.fromkeys(range(SHARDS), 0))
 
     async def _append(self, process: Process, table: StreamTable, append: Append) -> None:
-        """Read the gate, then the generation of the table, and append rows that state it."""
+        """Append rows that contain the generation of the table.
+
+        The number of the gate is read before the generation. If a commit closes the gate afterwards, its number
+        changes, and the log refuses the rows.
+        """
         assert process.gates is not None
         async with process.gates.hold_commits(self._get_log(process), [table.uuid]) as numbers:
             _, metadata = await self.make_tables().load(table.uuid)
@@ -127,7 +132,10 @@ class ChangingWorld(SimulationWorld):
                     await self.call(process, partial(self._change, process, self.uuid))
 
     async def _change(self, process: Process, uuid: str) -> None:
-        """Change a table as a server does: close its gate, flush it, and commit."""
+        """Change a table as a server does: close its gate, so that the log takes no rows, flush it, and commit.
+
+        `fences` are the checks that the process still has the lease of the table.
+        """
         await self.wait_while_paused(process)
         table = await self.table(process, uuid)
         assert process.gates is not None

@@ -78,7 +78,7 @@ class KeyedCatalog(SimulatedCatalog):
 
     def __init__(self) -> None:
         super().__init__()
-        self.compares_versions = True
+        self.checks_versions = True
         """Whether a commit with deletes is refused if the table has another version. A mutation sets this to False."""
 
     def entry(self, uuid: str) -> tuple[Entry, Any]:
@@ -93,18 +93,23 @@ class KeyedCatalog(SimulatedCatalog):
     def commit_keyed(
         self, entry: Entry, files: Sequence[str], ranges: Sequence[FlushedRange], deletes: EncodedDeletes
     ) -> None:
-        """Apply a commit of new files and deleted rows if the table has not changed since it was read."""
+        """Apply a commit of new files and deleted rows.
+
+        Raises:
+            CommitConflict: The flushed offsets have moved (if `checks_offsets`), or the table has changed since it was
+                read (if `checks_versions`).
+        """
         table = self._get_table(entry.uuid)
         if table.is_dropped:
             raise NoSuchTable(f"no table {entry.uuid}")
         commit = (tuple(files), tuple(ranges), tuple(deletes.content_files))
         if commit in table.commits:  # The same commit arrived earlier, so a conflict would be a wrong answer.
             return
-        if self.compares and any(
+        if self.checks_offsets and any(
             table.flushed_offsets[moved_range.shard] != moved_range.start for moved_range in ranges
         ):
             raise CommitConflict("the offsets have moved")
-        if self.compares_versions and entry.metadata_location != f"v{table.version}":
+        if self.checks_versions and entry.metadata_location != f"v{table.version}":
             raise CommitConflict("rows were changed or moved")
         table.commits.add(commit)
         for moved_range in ranges:
@@ -115,8 +120,8 @@ class KeyedCatalog(SimulatedCatalog):
         table.version += 1
 
 
-class KeyLines(NamedTuple):
-    """The keys of consecutive rows, and the key of each row of their files."""
+class KeysOfRows(NamedTuple):
+    """The keys of consecutive appended rows, and the key of each row in the files that were written from them."""
 
     keys: frozenset[bytes]
     files: Mapping[str, Sequence[bytes]]
@@ -131,7 +136,7 @@ def parse_key(line: bytes) -> bytes:
 
 
 class KeyedFiles(LineFiles):
-    """`RowFiles` for rows that are lines with a key."""
+    """Encodes rows that are lines with a key. A line that begins with "-" deletes the row with its key."""
 
     def __init__(self, storage: SimulatedStorage) -> None:
         super().__init__()
@@ -139,7 +144,7 @@ class KeyedFiles(LineFiles):
 
     def encode_keyed(
         self, rows: Sequence[RowSlice], metadata: Any, folder: str | None, key: Sequence[str]
-    ) -> tuple[list[EncodedFile], KeyLines]:
+    ) -> tuple[list[EncodedFile], KeysOfRows]:
         latest_lines: dict[bytes, bytes] = {}
         for row_slice in rows:
             for line in row_slice.payload.split(b"\n")[row_slice.first : row_slice.first + row_slice.rows]:
@@ -150,10 +155,10 @@ class KeyedFiles(LineFiles):
             self._count += 1
             files = [EncodedFile(f"{folder or 'data'}/{self._count}", b"\n".join(lines), b"{}", len(lines))]
         keys = [parse_key(line) for line in lines]
-        return files, KeyLines(frozenset(latest_lines), {file.location: keys for file in files})
+        return files, KeysOfRows(frozenset(latest_lines), {file.location: keys for file in files})
 
     def encode_deletes(
-        self, parts: Sequence[KeyLines], metadata: KeyedSnapshot, stored_table: Any, folder: str | None
+        self, parts: Sequence[KeysOfRows], metadata: KeyedSnapshot, stored_table: Any, folder: str | None
     ) -> EncodedDeletes:
         """Return the positions that the keys delete in the stored files and in earlier parts."""
         keys = frozenset().union(*(part.keys for part in parts))
@@ -168,7 +173,7 @@ class KeyedFiles(LineFiles):
             for file, file_keys in part.files.items():
                 deleted_positions[file] = [number for number, key in enumerate(file_keys) if key in later_keys]
         content = json.dumps({file: positions for file, positions in deleted_positions.items() if positions})
-        return EncodedDeletes([], [content.encode()], [], b"all rows")
+        return EncodedDeletes(files=[], content_files=[content.encode()], removed=[], scope=b"all rows")
 
 
 def replay(lines: Iterable[bytes]) -> dict[bytes, bytes]:
@@ -197,7 +202,7 @@ class KeyedWorld(SimulationWorld):
         super().__init__(seed, **options)
         self.catalog = KeyedCatalog()
         self.files = KeyedFiles(self.storage)
-        # The model is the log, so the log removes no rows.
+        # The test compares the table with the log, so the log must keep all rows.
         self.log_limits, self.kafka_limits = UNTRIMMED_LIMITS, UNTRIMMED_KAFKA_LIMITS
         self.compactions = self.replays = 0
         self._offsets: dict[object, Mapping[int, int]] = {}
@@ -242,7 +247,8 @@ class KeyedWorld(SimulationWorld):
     async def _read(self, process: Process, uuid: str) -> Counter[bytes]:
         """Compare the rows of a plan with the replay of the log up to its offsets.
 
-        Return an empty counter, because the caller has no rows left to check.
+        A plan has the flushed files and the fresh rows, which are in the log and not flushed yet. A flush during the
+        plan makes it start again. Return an empty counter, because the caller has no rows left to check.
         """
         required_appends = [append for append in self.appends if append.is_acknowledged and append.uuid == uuid]
         tables = self.make_tables()
@@ -263,14 +269,14 @@ class KeyedWorld(SimulationWorld):
                                 raise InvariantBroken(f"a plan deletes rows of {file}, which is not in it")
                             files[file] |= positions
                     return files, fresh_rows
-            raise RetryLater("each attempt to read the table met another flush")
+            raise RetryLater("another flush interrupted each attempt to read the table")
 
         files, fresh_rows = await self.call(process, plan_fresh)
         await self._check_durable(uuid, fresh_rows.offsets)
         reader = (asyncio.current_task(), process.number, uuid)
         last_offsets = self._offsets.get(reader, {})
         if any(offset < last_offsets.get(shard, 0) for shard, offset in fresh_rows.offsets.items()):
-            raise InvariantBroken(f"a reader went back: from {last_offsets} to {fresh_rows.offsets}")
+            raise InvariantBroken(f"the offsets of a reader went back from {last_offsets} to {fresh_rows.offsets}")
         self._offsets[reader] = fresh_rows.offsets
         if missing_files := [file for file in files if file not in self.storage.objects]:
             raise InvariantBroken(f"a plan names {missing_files[0]}, which has been deleted")

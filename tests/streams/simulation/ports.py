@@ -120,7 +120,7 @@ class SimulatedCatalog:
 
     def __init__(self) -> None:
         self.tables: dict[str, SimulatedTable] = {}
-        self.compares = True
+        self.checks_offsets = True
         """Whether a commit is refused if the offsets have moved. A mutation sets this to False."""
 
     def entry(self, uuid: str) -> tuple[Entry, Any]:
@@ -150,7 +150,7 @@ class SimulatedCatalog:
             raise NoSuchTable(f"no table {uuid}")
         if set(files) <= set(table.files):  # The same commit arrived earlier, so a conflict would be a wrong answer.
             return
-        if self.compares and any(
+        if self.checks_offsets and any(
             table.flushed_offsets[moved_range.shard] != moved_range.start for moved_range in ranges
         ):
             raise CommitConflict("the offsets have moved")
@@ -191,7 +191,7 @@ class RemoteTables:
         ranges: Sequence[FlushedRange],
         deletes: EncodedDeletes | None = None,
         index_files: Sequence[EncodedIndexFile] = (),
-    ) -> Entry:
+    ) -> None:
         """Send the commit to the catalog over the network. Some commits are refused."""
         is_refused = self._rng.random() < self._network.faults.refusal
 
@@ -208,7 +208,6 @@ class RemoteTables:
             await self._network.send(receive)
         except NoAnswer:
             raise CommitUnknown("no answer to the commit") from None
-        return entry
 
     def find_key_columns(self, metadata: Any) -> tuple[str, ...]:
         return self._catalog.key
@@ -265,7 +264,14 @@ class LineFiles:
 
 
 class Cluster:
-    """A Kafka cluster: the records of the partitions, and of the journal of one log."""
+    """A Kafka cluster with the records of one log.
+
+    Attributes:
+        partitions: The records with the rows of each shard.
+        starts: The offset of the first record of each shard that retention has not removed.
+        journal: The records that state which rows were appended, in the order of the appends.
+        journal_start: The position of the first record of the journal that was not removed.
+    """
 
     def __init__(self) -> None:
         self.partitions: dict[Shard, list[bytes]] = {}

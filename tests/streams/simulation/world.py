@@ -142,14 +142,17 @@ class SimulationWorld:
             seed: The seed of all random choices.
             appends: The number of appends of each writer.
             fleet: If True, several servers share a log in Kafka. By default the seed decides.
-            has_small_parts: If True, each batch becomes a separate fresh file. By default the seed decides.
+            has_small_parts: If True, each batch becomes a separate fresh file, which has rows that are not flushed yet.
+                By default the seed decides.
         """
         self.rng = random.Random(seed)
         if has_small_parts is None:
             has_small_parts = seed % 5 in (0, 4)  # This holds for two of five worlds.
         self.limits = SMALL_PARTS if has_small_parts else LIMITS
         self.clock = SimulatedClock(seed)
-        scale = self.rng.choice((0.0, 0.3, 1.0))  # One of three worlds has no faults, and another has few.
+        scale = self.rng.choice((0.0, 0.3, 1.0))
+        # In one of three worlds, no fault occurs by chance, and in another few faults do. `power_cut` is not scaled,
+        # because it is the fraction of crashes that are power cuts.
         self.faults = FaultProbabilities(
             lost_reply=0.06 * scale,
             repetition=0.2 * scale,
@@ -223,7 +226,7 @@ class SimulationWorld:
 
     async def _serve(self, process: Process) -> None:
         if self.is_fleet:
-            await self._serve_fleet(process)
+            await self._keep_kafka_log_open(process)
             return
         with suppress(LogUnavailable):
             try:
@@ -233,8 +236,8 @@ class SimulationWorld:
             except Corrupt as error:  # No fault of the simulated disk damages synced bytes.
                 raise InvariantBroken(f"acknowledged rows are damaged: {error.message}") from error
 
-    async def _serve_fleet(self, process: Process) -> None:
-        """Open the log in Kafka, again after each failure, and take part in the choice of owners."""
+    async def _keep_kafka_log_open(self, process: Process) -> None:
+        """Open the log in Kafka, and open it again after each failure. Take part in the choice of owners of tables."""
         address = f"{process.name}/{process.number}"
         replica = Replica(address, weight=1, version="", protocol=STREAM_OWNER_PROTOCOL, started_ms=0)
         store = cast("PointerStore", RemoteLeases(self.network, self.leases))
@@ -276,7 +279,7 @@ class SimulationWorld:
                     is_owner = process.owners.is_owner(table.uuid)
                     table.keeps_rows = is_owner
                     if not is_owner:
-                        await table.follow()
+                        await table.drop_flushed_rows()
                     is_allowed = process.owners.may_flush(table.uuid, table.flushed, self.clock.now_ms())
                     # Some flushes run without permission, like those of a server that has just lost its lease.
                     rows = await table.flush() if is_allowed or self.rng.random() < 0.1 else 0
@@ -365,16 +368,16 @@ class SimulationWorld:
 
         Several appends run concurrently, and each is repeated until it is acknowledged.
         """
-        first_row = 0
+        append_count = 0
         session = 0
-        while first_row < self.appends_max:
+        while append_count < self.appends_max:
             uuid = self.uuid
-            count = min(self.rng.choice((1, 3, 5)), self.appends_max - first_row)
+            count = min(self.rng.choice((1, 3, 5)), self.appends_max - append_count)
             producer = f"{name}.{session}"
             appends = [self._make_append(producer, uuid, number) for number in range(count)]
             self.appends += appends
             outcomes = await asyncio.gather(*(self._send(append) for append in appends))
-            first_row += count
+            append_count += count
             session += 1
             if not all(outcomes):  # The table was dropped, so the writer starts again.
                 continue
@@ -452,7 +455,9 @@ class SimulationWorld:
             self.reads += 1
             self.check_read(lines, uuid, required_appends)
             if last_write == (process.number, uuid) and previous_lines - lines:
-                raise InvariantBroken(f"a reader went back: rows {sorted(previous_lines - lines)[:5]} have disappeared")
+                raise InvariantBroken(
+                    f"a reader went back to an earlier state: it lost the rows {sorted(previous_lines - lines)[:5]}"
+                )
             previous_lines, last_write = lines, (process.number, uuid)
 
     async def _read(self, process: Process, uuid: str) -> Counter[bytes]:
@@ -466,7 +471,7 @@ class SimulationWorld:
                 entry, files = await tables.load(uuid)
                 with suppress(FlushedBefore):
                     return files, await table.get_fresh_rows(entry.parse_flushed_offsets())
-            raise RetryLater("each attempt to read the table met another flush")
+            raise RetryLater("another flush interrupted each attempt to read the table")
 
         files, fresh_rows = await self.call(process, plan)
         await self._check_durable(uuid, fresh_rows.offsets)
@@ -537,16 +542,20 @@ class SimulationWorld:
         while True:
             await asyncio.sleep(self.rng.choice((0.05, 0.3)))
             draw = self.rng.random()
+            # A pause and a crash are equally likely. A drop of the table is much less likely.
+            crash_end = 2 * self.faults.pause
+            clock_jump_end = crash_end + self.faults.clock_jump
+            drop_start = 1 - self.faults.pause / 4
             if draw < self.faults.pause and (live_processes := self.list_live_processes()):
                 process = self.rng.choice(live_processes)
                 process.paused_until_s = asyncio.get_running_loop().time() + self.rng.choice((0.3, 3))
-            elif draw < 2 * self.faults.pause and (live_processes := self.list_live_processes()):
+            elif draw < crash_end and (live_processes := self.list_live_processes()):
                 self.crash(self.rng.choice(live_processes))
-            elif draw < 2 * self.faults.pause + self.faults.clock_jump:
+            elif draw < clock_jump_end:
                 jump_clock(self.clock, self.rng)
-            elif draw < 0.5 and self.faults.lost_reply:
+            elif draw < 0.5 and self.faults.lost_reply:  # In a world without faults, nothing else changes the table.
                 self.commit_other_change()
-            elif draw > 1 - self.faults.pause / 4:
+            elif draw > drop_start:
                 self.create_table()
 
     def commit_other_change(self) -> None:
@@ -576,7 +585,7 @@ class SimulationWorld:
             task.cancel()
         for fault in fields(self.faults):
             setattr(self.faults, fault.name, 0.0)
-        await self._wait_for([asyncio.create_task(self._settle())], [*servers, *readers])
+        await self._wait_for([asyncio.create_task(self._flush_and_check())], [*servers, *readers])
 
     async def _wait_for(self, awaited_tasks: list[asyncio.Task[None]], background: list[asyncio.Task[None]]) -> None:
         """Wait for tasks. A failure of any task ends the run."""
@@ -592,18 +601,19 @@ class SimulationWorld:
     async def _flush(self, process: Process) -> int:
         return await (await self.table(process, self.uuid)).flush()
 
-    async def _settle(self) -> None:
-        """Flush all rows, and check the table and the log."""
-        table = self.catalog.tables[self.uuid]
+    async def _flush_until_empty(self) -> Process:
+        """Flush the table until a server has no more rows to flush. Return this server."""
         while True:
             await asyncio.sleep(0.5)
             for process in self.list_live_processes():
                 with suppress(SeamarkError, NoAnswer):
                     if await self.call(process, partial(self._flush, process)) == 0:
-                        break
-            else:
-                continue
-            break
+                        return process
+
+    async def _flush_and_check(self) -> None:
+        """Flush all rows, and check the table and the log."""
+        table = self.catalog.tables[self.uuid]
+        process = await self._flush_until_empty()
         acknowledged_appends = [
             append for append in self.appends if append.is_acknowledged and append.uuid == self.uuid
         ]

@@ -59,7 +59,10 @@ class IntakeRig:
         self.counts = TopicCounts()
 
     async def make_intake(self) -> TopicIntake:
-        """Return an intake, as a process creates it when it becomes the owner."""
+        """Return an intake, which appends the messages of the topic to the table.
+
+        A process creates it when it becomes the owner of the table.
+        """
         components = self.stream.server.components
         uuid = (await components.catalog.tables.load_entry(("db",), "t")).uuid
         log = await components.streams._logs.open()
@@ -70,7 +73,7 @@ class IntakeRig:
 
     @asynccontextmanager
     async def read_during(self) -> AsyncIterator[asyncio.Task[None]]:
-        """Read the topic during the block. At its end the process ends, at any step."""
+        """Read the topic while the context is active. At its end the task is cancelled, wherever it is."""
         task = asyncio.create_task((await self.make_intake()).run(self.topic))
         try:
             yield task
@@ -80,14 +83,14 @@ class IntakeRig:
                 await task
 
     async def flush(self) -> None:
-        """Flush the table if it has rows in the log."""
+        """Flush the table if it has a stream, and so flushed offsets."""
         components = self.stream.server.components
         entry = await components.catalog.tables.load_entry(("db",), "t")
         if entry.flushed:
             await components.streams.flush(entry.uuid)
 
     async def load_state(self, partition: int) -> StreamProducerState:
-        """Return the session and the position of a partition in the log."""
+        """Return the epoch and the last sequence number that the log has for the producer of a partition."""
         components = self.stream.server.components
         uuid = (await components.catalog.tables.load_entry(("db",), "t")).uuid
         log = await components.streams._logs.open()
@@ -111,13 +114,13 @@ class IntakeRig:
 
 @asynccontextmanager
 async def open_rig(
-    folder: Path, *, partitions: int = 1, letters: bool = True, **properties: str
+    folder: Path, *, partitions: int = 1, has_dead_letters: bool = True, **properties: str
 ) -> AsyncIterator[IntakeRig]:
     async with open_stream_server(folder) as stream:
-        if letters:
+        if has_dead_letters:
             properties[DEAD_LETTER_TABLE] = "db.t_errors"
         await create_stream_table(stream, properties=properties)
-        if letters:
+        if has_dead_letters:
             await create_letters(stream)
         components = stream.server.components
         yield IntakeRig(stream, MemoryTopic(partitions), AppendingTables(components.catalog, components.streams))
@@ -162,7 +165,7 @@ async def test_rows_of_every_format_and_dead_letters_are_stored_once(tmp_path: P
 
 
 async def test_messages_without_a_dead_letter_table_are_skipped(tmp_path: Path) -> None:
-    async with open_rig(tmp_path, letters=False) as rig:
+    async with open_rig(tmp_path, has_dead_letters=False) as rig:
         for value in (b"{", encode_json({"id": "x"}, {"id": 1}), encode_json({"id": 2})):
             rig.topic.send(value)
         await rig.read_all()
@@ -211,9 +214,10 @@ class BrokenTables(AppendingTables):
 async def test_message_with_an_unexpected_error_is_rejected_only_after_minutes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception], until_s: float, ids: list[int]
 ) -> None:
+    """Appends fail with `error` for `until_s` seconds. Then the table has `ids`: the message is stored or rejected."""
     monkeypatch.setattr(intake, "_RETRY_S", 0.0)
     monkeypatch.setattr(intake, "_log", Mock())  # The log is disabled, because it would format tracebacks slowly.
-    async with open_rig(tmp_path, letters=False) as rig:
+    async with open_rig(tmp_path, has_dead_letters=False) as rig:
         rig.tables = tables = BrokenTables(rig.stream, error, until_s)
         reader = await rig.make_intake()
         monkeypatch.setattr(reader, "_clock", SimpleNamespace(monotonic=lambda: tables.now_s))
@@ -227,12 +231,12 @@ async def test_message_with_an_unexpected_error_is_rejected_only_after_minutes(
 
 
 async def test_messages_with_offsets_of_lost_messages_are_counted(tmp_path: Path) -> None:
-    async with open_rig(tmp_path, letters=False) as rig:
+    async with open_rig(tmp_path, has_dead_letters=False) as rig:
         for number in range(3):
             rig.topic.send(encode_json({"id": number}))
         await rig.read_all()
         assert not rig.counts.lost
-        # The first intake can end before it counts the messages that it appended.
+        # The intake of `read_all` is cancelled at any step, even before it counts the messages that it appended.
         counted_messages = rig.counts.messages
         rig.topic.messages[0].clear()  # The offsets begin at 0 again.
         async with rig.read_during():
@@ -245,7 +249,7 @@ async def test_messages_with_offsets_of_lost_messages_are_counted(tmp_path: Path
 
 
 async def test_lack_of_memory_does_not_reject_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with open_rig(tmp_path, letters=False) as rig:
+    async with open_rig(tmp_path, has_dead_letters=False) as rig:
         rig.topic.send(encode_avro({"id": 1}))
         with monkeypatch.context() as patch:
             patch.setattr(avro_rows, "_to_array", Mock(side_effect=pa.ArrowMemoryError))
@@ -286,7 +290,7 @@ async def test_messages_wait_while_the_table_is_paused(tmp_path: Path) -> None:
             assert "a move" in reason
             async with rig.stream.server.http.post(f"{url}/resume") as answer:
                 assert answer.status == 200, await answer.text()
-            # An intake that is cancelled after its append leaves the reason.
+            # If the intake were cancelled before it removes the reason, the reason would remain.
             await until(lambda: not rig.counts.waiting)
         await rig.read_all()
         assert await rig.stream.ids() == [1, 2]

@@ -100,7 +100,7 @@ async def test_recreated_topic_is_read_from_its_first_message(kafka: Kafka, stre
 
 
 @pytest.mark.slow
-async def test_messages_of_a_topic_survive_restarts_and_changes_of_the_owner_once(
+async def test_messages_of_a_topic_are_stored_exactly_once_despite_restarts_and_changes_of_the_owner(
     kafka: Kafka, postgres_url: str, tmp_path: Path
 ) -> None:
     rng = random.Random(1)

@@ -113,7 +113,7 @@ class RequestMetrics:
         for times in self._times_by_operation.values():
             times.flush()
 
-    def sample(self) -> None:
+    def set_values(self) -> None:
         self._in_flight.set(self.answering)
 
 
@@ -199,8 +199,8 @@ class PlanMetrics:
             counter.inc(amount)
         self._since_flush = [0, 0, 0, 0.0]
 
-    def sample(self, planner: PlannerStats, refused_tables: Mapping[str, int]) -> None:
-        """Set the current values.
+    def set_values(self, planner: PlannerStats, refused_tables: Mapping[str, int]) -> None:
+        """Set the gauges and counters to the current values of the planner.
 
         `refused_tables` contains the numbers of refused plan tables since the start, by the exhausted resource.
         """
@@ -233,8 +233,8 @@ class CacheMetrics:
         )
         self._names: set[str] = set()
 
-    def sample(self, used_bytes: Mapping[str, int], metadata: CacheStats, indexes: CacheStats) -> None:
-        """Set the current values. `used_bytes` contains the bytes of each cache. A missing cache has 0 bytes."""
+    def set_values(self, used_bytes: Mapping[str, int], metadata: CacheStats, indexes: CacheStats) -> None:
+        """Set the metrics to the current values. `used_bytes` has the bytes of each cache, 0 for a missing cache."""
         for cache in self._names - used_bytes.keys():
             self._memory.labels(cache).set(0)
         for cache, size_bytes in used_bytes.items():
@@ -262,8 +262,8 @@ class PeerMetrics:
             "seamark_peers_avoided", "Replicas that are skipped because they failed.", mode="livemax"
         )
 
-    def sample(self, replicas: int, avoided_count: int, reads: Mapping[str, int]) -> None:
-        """Set the current values. `reads` has the reads since the start, by source."""
+    def set_values(self, replicas: int, avoided_count: int, reads: Mapping[str, int]) -> None:
+        """Set the metrics to the current values. `reads` has the reads since the start, by source."""
         self._replicas.set(replicas)
         self._avoided_peers.set(avoided_count)
         self._reads.update(reads)
@@ -366,7 +366,7 @@ class GatewayCacheMetrics:
         self._values: dict[str, tuple[Mapping[str, int], ...]] = {}
         """The last values of the cache of each warehouse."""
 
-    def sample(
+    def set_values(
         self,
         *,
         warehouse: str = "",
@@ -428,7 +428,7 @@ class StreamMetrics:
         }
         self._counted_totals = dict.fromkeys(self._totals, 0)
 
-    def sample(self, rows: int, size_bytes: int, age_ms: int, fresh_files: int) -> None:
+    def set_values(self, rows: int, size_bytes: int, age_ms: int, fresh_files: int) -> None:
         """Set the current values while the log of stream rows works.
 
         Args:
@@ -443,8 +443,8 @@ class StreamMetrics:
         self._fresh_files.set(fresh_files)
         self._log_failed.set(0)
 
-    def count(self, totals: Mapping[str, int]) -> None:
-        """Set the counts since the start of the server, by the name of the counter."""
+    def set_totals(self, totals: Mapping[str, int]) -> None:
+        """Increase the counters to these totals since the start of the server, by the name of the counter."""
         for name, total in totals.items():
             self._totals[name].inc(total - self._counted_totals[name])
             self._counted_totals[name] = total
@@ -468,7 +468,7 @@ class LoadMetrics:
             "seamark_event_loop_lag_seconds", "Delay with which the event loop runs tasks.", mode="livemax"
         )
 
-    def sample(self, lag_s: float, watchers: int, transacting: int) -> None:
+    def set_values(self, lag_s: float, watchers: int, transacting: int) -> None:
         self._lag.set(max(0.0, lag_s))
         self._watchers.set(watchers)
         self._queue.set(transacting)

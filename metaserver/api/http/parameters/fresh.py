@@ -46,8 +46,13 @@ def reads_fresh(headers: Mapping[str, str]) -> bool:
     return value == "true"
 
 
-def encode_token(uuid: str, ends: Mapping[int, int]) -> str:
-    """Return the token of rows of a table. `ends` contains the offset after the last row of each shard."""
+def encode_rows_token(uuid: str, ends: Mapping[int, int]) -> str:
+    """Return a token for appended rows. A reader that sends it gets an answer that includes at least these rows.
+
+    Args:
+        uuid: The UUID of the table.
+        ends: The offset after the last appended row of each shard, by the number of the shard.
+    """
     return f"{uuid}/{','.join(f'{shard}:{end}' for shard, end in sorted(ends.items()))}"
 
 

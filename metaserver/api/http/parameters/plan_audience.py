@@ -27,7 +27,9 @@ AUDIENCE = Parameter(
 
 
 def read_audience(request: web.Request) -> str | None:
-    """Return the value of the header that names the audience of a plan, or None if there is no such header.
+    """Return the value of the header that names the audience of plans, or None if the request has no such header.
+
+    The audience of a plan is the group of clients that see it: the clients that send the same value.
 
     Raises:
         BadRequest: The value is invalid.

@@ -87,7 +87,7 @@ def list_table_paths(client: IndexClient, table: str) -> list[str]:
     return [str(path).removeprefix("file://") for path in values]
 
 
-def list_published_files(client: IndexClient, folder: Path) -> list[bytes]:
+def read_unencrypted_files(folder: Path) -> list[bytes]:
     """Return the content of all files of the table that are not encrypted: manifests, metadata, Puffin files."""
     return [path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.suffix != ".parquet"]
 
@@ -111,7 +111,7 @@ def test_job_derives_no_partition_values_from_encrypted_columns(
     assert "encrypt the column payload, and the partition spec of the table would publish" in cluster_report.errors[0]
     assert sorted(list_paths(client)) == paths_before
     texts = [row["payload"].encode() for row in rows_before.values() if row["payload"]]
-    assert not any(text in data for data in list_published_files(client, tmp_path) for text in texts)
+    assert not any(text in data for data in read_unencrypted_files(tmp_path) for text in texts)
     for mode in MODES:
         new_rows = pa.Table.from_pylist([{**rows_before[5], "payload": "mine"}], schema=ARROW)
         with pytest.raises(Unwritable, match="encrypt the column payload, and the partition spec"):
@@ -278,7 +278,7 @@ def test_master_key_is_usable_only_in_the_namespaces_that_the_key_file_names(
         == list_usable_keys("other", "hr", "t")
         == "b"
     )
-    assert EnvironmentKeys()() is None
+    assert EnvironmentKeys()() is None  # Without the name of a table, no key is usable.
 
 
 @pytest.mark.few_cases(1)
@@ -303,6 +303,7 @@ def test_file_that_is_encrypted_during_a_job_is_not_rewritten_without_encryption
         return groups
 
     monkeypatch.setattr(CopyWriter, "_group_by_scheme", encrypt_then_choose)
+    # `CopyWriter` handles small files only if one of them is encrypted. They are encrypted only after this check.
     monkeypatch.setattr(CopyWriter, "_is_encrypted", lambda *_: True)
     report = merge_files(client, "db.t")
     assert report.commits == 0
@@ -331,6 +332,7 @@ def test_error_of_a_job_quotes_no_value_of_an_encrypted_file(
     assert "1234567890123456789" not in report.errors[0]
     assert "secret" not in format_error_line(pa.ArrowInvalid("Failed to parse string: 'secret'"), 500, with_class=True)
     assert format_error_line(OSError("No space left"), 500, with_class=True) == "OSError: No space left"
+    # A process without keys reads no encrypted file, so its messages may quote values.
     monkeypatch.delenv(KMS_CLASS)
     monkeypatch.delenv(KEY_FILE)
     assert format_error_line(pa.ArrowInvalid("bad value 5"), 500, with_class=True) == "ArrowInvalid: bad value 5"

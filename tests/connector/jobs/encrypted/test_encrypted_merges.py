@@ -130,7 +130,7 @@ def test_random_jobs_keep_rows_in_files_with_the_same_protection(
 
 
 def _check_files(
-    client: IndexClient, protections_by_id: dict[int, set[tuple[str, str]]], has_key: dict[str, bool]
+    client: IndexClient, protections_by_id: dict[int, set[tuple[str, str]]], has_key_by_column: dict[str, bool]
 ) -> None:
     """Check that each row is in a file whose columns have the same keys as before.
 
@@ -142,14 +142,14 @@ def _check_files(
         actual = {(name, key) for name, key in read_protections(local_path) if not name.startswith("_")}
         with pq.ParquetFile(local_path, decryption_properties=encrypted.build_decryption()) as file:
             ids = file.read(["id"])["id"].to_pylist()
-            missing_columns = {name for name in has_key if name not in file.schema_arrow.names}
+            missing_columns = {name for name in has_key_by_column if name not in file.schema_arrow.names}
         for id_ in ids:
             assert actual == {(name, key) for name, key in protections_by_id[id_] if name not in missing_columns}
         if actual:
             field_ids = {"id": 1, "payload": 3, "price": 4, "place.city": 7}
             for metric in METRICS:
-                metric_values = {*(task.file.get(metric) or {"keys": []})["keys"]}
-                assert not metric_values & {field_ids[name] for name, _ in actual if name in field_ids}, metric
+                measured_ids = {*(task.file.get(metric) or {"keys": []})["keys"]}
+                assert not measured_ids & {field_ids[name] for name, _ in actual if name in field_ids}, metric
 
 
 @pytest.mark.slow

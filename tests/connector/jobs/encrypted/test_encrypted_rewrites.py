@@ -106,7 +106,8 @@ def test_clustered_rows_stay_in_files_with_the_same_protection(
     assert spilled_bytes
     texts = [row["payload"].encode() for row in model.values() if row["payload"]][::50]  # A sample.
     assert not any(text in data for text in texts for data in spilled_bytes)
-    # The job of the table service has the keys in its process, and recognises the layers of this layout.
+    # The job of the table service has the keys in its process. It recognises the layers, which are the groups of files
+    # that earlier runs have clustered.
     protections_by_id |= append_unclustered_files(client, rng, protections_by_id)
     run_clustering(client, ("db", "t"))
     assert read_row_protections(client) == protections_by_id
@@ -120,7 +121,10 @@ def test_clustered_rows_stay_in_files_with_the_same_protection(
 def append_unclustered_files(
     client: IndexClient, rng: random.Random, protections_by_id: dict[int, Any]
 ) -> dict[int, Any]:
-    """Append enough unclustered files with the same protection for the next clustering."""
+    """Append six files that are encrypted like the clustered ones, so that the clustering job has work.
+
+    Return the columns and keys of each row: (column, key) by the id of the row.
+    """
     first_id, known_paths, added_protections = len(protections_by_id), set(list_paths(client)), dict[int, Any]()
     for number in range(6):
         ids = range(first_id + number * 50, first_id + number * 50 + 50)
@@ -131,19 +135,19 @@ def append_unclustered_files(
     return added_protections
 
 
-def test_sealed_temporary_files_return_the_rows_that_were_added(tmp_path: Path) -> None:
-    """Only files without encryption contain the text of the rows."""
+def test_encrypted_temporary_files_return_the_rows_that_were_added(tmp_path: Path) -> None:
+    """Temporary files contain the text of the rows unless they are encrypted (sealed)."""
     batch = pa.record_batch({"text": [f"plain text {number}" for number in range(5000)]})
-    for is_sealed in (False, True):
-        folder = tmp_path / str(is_sealed)
+    for is_encrypted in (False, True):
+        folder = tmp_path / str(is_encrypted)
         folder.mkdir()
         keys = np.arange(5000).astype(">u8").view("S8")
         range_numbers = np.arange(5000) % 3
-        with clustering._Spill(folder, 3, sealed=is_sealed) as spill:
+        with clustering._Spill(folder, 3, sealed=is_encrypted) as spill:
             spill.add(batch, np.arange(5000), keys, range_numbers)
             spill.add(batch, np.arange(5000), keys, range_numbers)
         data = b"".join(path.read_bytes() for path in folder.iterdir())
-        assert (b"plain text" in data) is not is_sealed
+        assert (b"plain text" in data) is not is_encrypted
         parts = [part for part, _, _ in spill.read_ranges()]
         assert [part.num_rows for part in parts] == [3334, 3334, 3332]  # 5,000 rows in three ranges, twice.
         assert sorted(text for part in parts for text in part.column(0).to_pylist()) == sorted(
@@ -152,10 +156,13 @@ def test_sealed_temporary_files_return_the_rows_that_were_added(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_long_values_in_sealed_files_are_split_into_short_blocks(
+def test_long_values_in_encrypted_files_are_split_into_short_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cipher processes less than 2 GiB at once, and each read of a block copies the rest of the block."""
+    """Encrypted temporary files consist of short blocks.
+
+    A cipher processes less than 2 GiB at once, and each read within a block copies the rest of the decrypted block.
+    """
     monkeypatch.setattr(clustering, "_SEALED_BYTES", 1000)
     text = random.Random(first_seed()).randbytes(50_000).hex()
     batch = pa.record_batch({"text": [text, text[::-1]]})
@@ -251,6 +258,7 @@ def test_change_of_rows_from_differently_encrypted_files_is_refused(
         read_row_protections(client) if mode == "copy-on-write" else {2: read_protections(find_changed_file(client, 2))}
     )
     assert live_protections == {id_: protections_by_id[id_] for id_ in live_protections}
+    # A table that is sent to another process has no keys.
     opened_table = replace(open_table(client, "db.t", At(ref=MAIN)), keys=keys)
     assert pickle.loads(pickle.dumps(opened_table)) == replace(opened_table, keys=None)
 
@@ -301,6 +309,8 @@ def test_indexes_contain_plain_columns_of_encrypted_files(
     indexes_by_name = {index.name: index for index in client.indexes("db.t")}
     target = WriteTarget.from_engine_table(client.load_table("db.t"), "db.t")
     del created_clients[:]
+    # All indexes of a target share one client of the key service. An index that is sent to another process makes its
+    # own.
     keys = target.indexes[0].file_keys
     assert keys() is keys() is target.indexes[1].file_keys() is not None
     sent_index = pickle.loads(pickle.dumps(target)).indexes[0]
