@@ -62,7 +62,8 @@ def build_view_path(namespace_url: str, name: str) -> str:
 def set_property(namespace_url: str, name: str, key: str, value: str) -> Request:
     """Return a commit request that sets one property and has no requirements.
 
-    Two commits without requirements never conflict.
+    Without requirements, the commit fits every state of the table. A catalog may still answer 409 if another commit is
+    made at the same time. This is not counted as a failure.
     """
     body = {"requirements": [], "updates": [{"action": "set-properties", "updates": {key: value}}]}
     return build_request(

@@ -17,7 +17,7 @@ from bench.measure import Sample
 from bench.report import OURS, Report
 from bench.run import run_benches
 from tests.console.browser import open_browser, open_page
-from tests.console.world import make_large, make_many
+from tests.console.world import create_many_tables, make_large
 from tests.server.rig import RunningServer, run_server
 
 GOAL_MS = 1000.0
@@ -37,14 +37,14 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     report = Report("console", "How fast does the console show a page of a large catalog?", peer="there is none")
     visits = 1 if quick else 7
     async with run_server(folder, log_level="warning") as server, open_browser() as browser:
-        await make_many(server, 100 if quick else TABLES)
+        await create_many_tables(server, 100 if quick else TABLES)
         await make_large(server, 1000 if quick else FILES)
         for case, address in PAGES.items():
-            await _measure_visit(browser, server, address)
+            await _measure_visit(browser, server, address)  # Warms the caches of the server and the browser.
             samples = [await _measure_visit(browser, server, address) for _ in range(visits)]
-            firsts, wholes = zip(*samples, strict=True)
-            report.add(case, "first paint", "ms", {OURS: list(firsts)}, _read_latency_ms, goal=GOAL_MS)
-            report.add(case, "all data", "ms", {OURS: list(wholes)}, _read_latency_ms)
+            first_paints, complete_times = zip(*samples, strict=True)
+            report.add(case, "first paint", "ms", {OURS: list(first_paints)}, _read_latency_ms, goal=GOAL_MS)
+            report.add(case, "all data", "ms", {OURS: list(complete_times)}, _read_latency_ms)
     return report
 
 

@@ -194,19 +194,19 @@ def measure_reads(report: Report, case: str, rig: GatewayRig, s3: S3, rounds: in
     Args:
         s3: The store at the address that direct reads use.
     """
-    keys, peer = rig.create_table(f"t{case.replace(' ', '')}"), "direct"
-    store_s3 = replace(keys, endpoint=s3.endpoint, access_key=s3.access_key, secret=s3.secret_key, token="")
-    with closing(keys.make_client()) as client, closing(store_s3.make_client()) as store_client:
+    table_access, peer = rig.create_table(f"t{case.replace(' ', '')}"), "direct"
+    store_s3 = replace(table_access, endpoint=s3.endpoint, access_key=s3.access_key, secret=s3.secret_key, token="")
+    with closing(table_access.make_client()) as client, closing(store_s3.make_client()) as store_client:
         data = os.urandom(OBJECT_BYTES)
-        client.put_object(Bucket=keys.bucket, Key=keys.prefix + "o", Body=data)
+        client.put_object(Bucket=table_access.bucket, Key=table_access.prefix + "o", Body=data)
         if rig.direct_store is None:
-            store_client.create_bucket(Bucket=keys.bucket)
-            store_client.put_object(Bucket=keys.bucket, Key=keys.prefix + "o", Body=data)
+            store_client.create_bucket(Bucket=table_access.bucket)
+            store_client.put_object(Bucket=table_access.bucket, Key=table_access.prefix + "o", Body=data)
         for label, size in CASES:
             seamark_ms, peer_ms = read_alternately(
-                build_reader(client, keys, size), build_reader(store_client, keys, size), rounds
+                build_reader(client, table_access, size), build_reader(store_client, table_access, size), rounds
             )
-            read_range, cpu_ms = build_reader(client, keys, size), {}
+            read_range, cpu_ms = build_reader(client, table_access, size), {}
             for server, pid, work in (
                 ("seamark", rig.seamark.pid, read_range),
                 (peer, s3.process.pid, build_reader(store_client, store_s3, size)),
@@ -231,15 +231,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         s3 = stack.enter_context(run_s3(Path(folder), keep_alive=True))
         slow_backend = stack.enter_context(run_delaying_store(s3.endpoint, 1))
-        with open_rig(Path(folder) / "near", s3) as rig:
-            measure_reads(report, "store on this machine", rig, s3, rounds)
-            bytes_before = psutil.Process(rig.seamark.pid).memory_info().rss
+        with open_rig(Path(folder) / "near", s3) as gateway_setup:
+            measure_reads(report, "store on this machine", gateway_setup, s3, rounds)
+            server_bytes_after_reads = psutil.Process(gateway_setup.seamark.pid).memory_info().rss
         slow_store = S3(slow_backend, s3.access_key, s3.secret_key, s3.region, s3.root, s3.process)
-        with open_rig(Path(folder) / "far", s3, SEAMARK_S3_ENDPOINT=slow_backend) as rig:
-            measure_reads(report, "store with 15 ms", rig, slow_store, rounds)
-        with open_rig(Path(folder) / "folder", None) as rig:
-            measure_reads(report, "folder", rig, s3, rounds)
-    report.bounds["memory of the server after all reads of a store"] = f"{bytes_before >> 20} MiB"
+        with open_rig(Path(folder) / "far", s3, SEAMARK_S3_ENDPOINT=slow_backend) as gateway_setup:
+            measure_reads(report, "store with 15 ms", gateway_setup, slow_store, rounds)
+        with open_rig(Path(folder) / "folder", None) as gateway_setup:
+            measure_reads(report, "folder", gateway_setup, s3, rounds)
+    report.bounds["memory of the server after all reads of a store"] = f"{server_bytes_after_reads >> 20} MiB"
     report.notes.append(
         "`direct` is versitygw over a folder of the same disk, with connections that stay open. One connection,"
         " presigned requests, and objects that the gateway does not cache."

@@ -30,9 +30,9 @@ class HudiSession:
         assert self._child.stdin is not None
         self._child.stdin.write(json.dumps(kwargs) + "\n")
         self._child.stdin.flush()
-        return self.answer()
+        return self.read_answer()
 
-    def answer(self) -> dict[str, Any]:
+    def read_answer(self) -> dict[str, Any]:
         """Return the next answer, or the next message that the session sends without a request."""
         assert self._child.stdout is not None
         line = self._child.stdout.readline()

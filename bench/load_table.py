@@ -36,8 +36,8 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             return await drive_workers(target, [repeat_request(build_request("GET", path), times // 2 + 1)])
 
         async def load_gzipped(target: BenchTarget) -> Sample:
-            expected = build_request("GET", path, headers={"Accept-Encoding": "gzip"})
-            return await drive_workers(target, [repeat_request(expected, times // 2 + 1)])
+            request = build_request("GET", path, headers={"Accept-Encoding": "gzip"})
+            return await drive_workers(target, [repeat_request(request, times // 2 + 1)])
 
         async def load_unchanged(target: BenchTarget) -> Sample:
             etag = (await target.call(build_request("GET", path))).get_field("ETag")
@@ -54,9 +54,9 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             ("snapshots=all, If-None-Match", load_unchanged, None),
             ("commit of one property", drive_commits, None),
         )
-        await warm_up(targets, [piece for _, piece, _ in cases], 1 if quick else 3)
-        for case, piece, goal in cases:
-            samples = await run_alternately(targets, rounds, piece)
+        await warm_up(targets, [run_case for _, run_case, _ in cases], 1 if quick else 3)
+        for case, run_case, goal in cases:
+            samples = await run_alternately(targets, rounds, run_case)
             report.add(case, "p50", "ms", samples, lambda s: s.compute_quantile(0.5), goal=goal)
             report.add(case, "p99", "ms", samples, lambda s: s.compute_quantile(0.99))
             report.add(case, "server CPU", "ms", samples, lambda s: s.server_cpu_us / 1000)

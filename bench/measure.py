@@ -72,18 +72,18 @@ async def drive_workers(target: BenchTarget, workers: Sequence[Worker], *, secon
 async def _run_worker(connection: Connection, worker: Worker, deadline: float, sample: Sample) -> None:
     clock = time.perf_counter
     try:
-        expected = next(worker)
-        while (query_clock := clock()) < deadline:
-            answer = await connection.ask(expected)
-            elapsed_s = clock() - query_clock
+        request = next(worker)
+        while (started_s := clock()) < deadline:
+            answer = await connection.ask(request)
+            elapsed_s = clock() - started_s
             sample.statuses[answer.status] += 1
-            if answer.status in expected.counted_statuses:
+            if answer.status in request.counted_statuses:
                 sample.latencies_ms.append(elapsed_s * 1000)
-            elif answer.status not in expected.tolerated_statuses:
+            elif answer.status not in request.tolerated_statuses:
                 sample.failed += 1
                 if len(sample.failures) < 5:
-                    sample.failures.append(f"{expected.label}: {answer.status} {answer.body[:200]!r}")
-            expected = worker.send(answer)
+                    sample.failures.append(f"{request.label}: {answer.status} {answer.body[:200]!r}")
+            request = worker.send(answer)
     except StopIteration:
         pass
 
@@ -96,6 +96,7 @@ def repeat_request(request: Request, times: int | None = None) -> Worker:
 
 
 Slice = Callable[[BenchTarget], Awaitable[Sample]]
+"""A short measurement: a function that sends requests to a target and returns the sample."""
 
 
 async def run_alternately(targets: Sequence[BenchTarget], rounds: int, run_slice: Slice) -> dict[str, list[Sample]]:
@@ -116,12 +117,17 @@ async def run_alternately(targets: Sequence[BenchTarget], rounds: int, run_slice
 
 
 async def warm_up(targets: Sequence[BenchTarget], slices: Iterable[Slice], rounds: int) -> None:
-    """Run each measurement (slice) in `rounds` rounds on every target before the first real measurement.
+    """Run each measurement in `rounds` rounds on every target, and discard the results.
 
     A JVM compiles while it runs. Without the warm-up, the first case would run on a slower server than the last.
+
+    Args:
+        targets: The servers to warm up.
+        slices: The measurements. Each is a function that sends requests to one target for a short time.
+        rounds: The number of times that each measurement runs on each target.
     """
-    for run_slice in slices:
-        await run_alternately(targets, rounds, run_slice)
+    for run_measurement in slices:
+        await run_alternately(targets, rounds, run_measurement)
 
 
 def compute_median(samples: Sequence[Sample], value: Callable[[Sample], float]) -> float:

@@ -72,19 +72,20 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             workers = [_send_mix(target, dataset, share, random.Random(seeds.random())) for _ in range(CLIENTS)]
             return await drive_workers(target, workers, seconds=seconds)
 
-        pieces: dict[str, Slice] = {
+        run_by_case: dict[str, Slice] = {
             f"{share:.0%} reads, {CLIENTS} clients": partial(send_mix, share=share) for share in READ_SHARES
         }
-        await warm_up(targets, pieces.values(), 2)
-        for case, piece in pieces.items():
-            samples = await run_alternately(targets, rounds, piece)
+        await warm_up(targets, run_by_case.values(), 2)
+        for case, run_case in run_by_case.items():
+            samples = await run_alternately(targets, rounds, run_case)
             report.add(case, "requests", "/s", samples, lambda s: s.rate, lower_is_better=False)
             report.add(case, "p99", "ms", samples, lambda s: s.compute_quantile(0.99))
             report.add(case, "server CPU", "µs", samples, lambda s: s.server_cpu_us)
             report.add_failures(case, samples)
             report.note_generator_limit(case, samples)
     report.notes.append(
-        "Only requests that succeed count. The fixture is one JDBC client over SQLite in memory, unsynced."
+        "Only requests that succeed count. The fixture is the test catalog of Iceberg: one JDBC client over SQLite in "
+        "memory, without syncs."
     )
     return report
 
@@ -100,10 +101,10 @@ async def _create_dataset(target: BenchTarget, dataset: Tree) -> Sample:
         bodies.create_table(target.make_namespace_path(leaf), name) for leaf, name in dataset.tables
     ]
     create_requests += [bodies.create_view(target.make_namespace_path(leaf), name) for leaf, name in dataset.views]
-    return await drive_workers(target, [_send_each(create_requests[n::CLIENTS]) for n in range(CLIENTS)])
+    return await drive_workers(target, [_iter_requests(create_requests[n::CLIENTS]) for n in range(CLIENTS)])
 
 
-def _send_each(requests: list[Request]) -> Worker:
+def _iter_requests(requests: list[Request]) -> Worker:
     """Yield each request once."""
     # The caller sends each answer into this generator. A `yield from` of the list would fail, as a list has no send().
     yield from (request for request in requests)

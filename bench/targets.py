@@ -188,10 +188,10 @@ def start_targets(names: Sequence[str], folder: Path) -> Iterator[list[BenchTarg
 
 @contextlib.asynccontextmanager
 async def open_connections(target: BenchTarget, count: int) -> AsyncIterator[list[Connection]]:
-    opened_connection = await target.connect(count)
+    connections = await target.connect(count)
     try:
-        yield opened_connection
+        yield connections
     finally:
-        for connection in opened_connection:
+        for connection in connections:
             connection.close()
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # In the next step of the loop, the transports close their sockets.

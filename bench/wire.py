@@ -75,6 +75,11 @@ def build_request(
     return Request(raw, method == "HEAD", frozenset(counted_statuses), frozenset(tolerated_statuses), label or method)
 
 
+_STATUS_SLICE = slice(9, 12)
+"""The bytes of the status in a header that begins with, for example, `HTTP/1.1 200`."""
+_LENGTH_FIELD = b"\r\ncontent-length:"
+
+
 class Connection(asyncio.BufferedProtocol):
     """One connection, with one request at a time.
 
@@ -147,14 +152,15 @@ class Connection(asyncio.BufferedProtocol):
         if end < 0:
             return False
         self._header = bytes(self._buffer[:end])
-        self._status = int(self._header[9:12])
+        self._status = int(self._header[_STATUS_SLICE])
         self._body_start = self._chunk_position = end + 4
         lower_header = self._header.lower()
-        offset = lower_header.find(b"\r\ncontent-length:")
+        offset = lower_header.find(_LENGTH_FIELD)
         if self._head or self._status in (204, 304):
             self._length = 0
         elif offset >= 0:
-            self._length = int(lower_header[offset + 17 : (lower_header + b"\r\n").find(b"\r\n", offset + 17)])
+            start = offset + len(_LENGTH_FIELD)
+            self._length = int(lower_header[start : (lower_header + b"\r\n").find(b"\r\n", start)])
             if len(self._buffer) < self._body_start + self._length:
                 self._grow(self._body_start + self._length)
         elif b"\r\ntransfer-encoding: chunked" in lower_header:

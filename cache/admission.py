@@ -162,8 +162,10 @@ class AdmittingCache(BudgetedCache[K, V]):
             self._remove(key)
 
     def _use(self, key: K, entry: _Entry[V]) -> None:
-        """Record a use of an entry: move it to the protected segment, or make it the most recently used entry of its
-        segment.
+        """Record a use of an entry, which makes it the most recently used entry of its segment.
+
+        An entry in the segment `probation` moves to the segment `protected`, whose entries are evicted last. If that
+        segment then exceeds its share, its oldest entries move back.
         """
         self._holders.use(entry.holder, key)
         if entry.segment != "probation":
@@ -181,7 +183,8 @@ class AdmittingCache(BudgetedCache[K, V]):
     def _make_room_within_share(self, holder: str, candidate: K, charged_bytes: int, is_pinned: bool) -> bool:
         """Make room for the candidate within its holder's share, and return whether it fits.
 
-        Entries of the holder are evicted only if the candidate is requested more often than all of them together.
+        Entries of the holder are evicted only if the candidate is pinned, or is requested more often than all of them
+        together. Only a pinned candidate evicts pinned entries. If holders have no share, every candidate fits.
         """
         excess = self.get_held_bytes(holder) + charged_bytes - self._holder_bytes
         if excess <= 0 or self._holder_bytes >= self._budget_bytes:
@@ -205,9 +208,10 @@ class AdmittingCache(BudgetedCache[K, V]):
     def _shrink_to_budget(self) -> None:
         """Move entries from the window to the main part, and evict entries to keep the budget.
 
-        Entries leave the window until it is within its share. Entries are evicted until all are within the budget. The
-        oldest entry of the window (the candidate) moves to the main part if it needs no eviction there, or if it is
-        requested more often than the entries that it replaces (the victims). Otherwise, the candidate is evicted.
+        Entries leave the window until it is within its share, or has a single entry. Entries are evicted until all are
+        within the budget. The oldest entry of the window (the candidate) moves to the main part if it needs no eviction
+        there, or if it is requested more often than the entries that it replaces (the victims). Otherwise, the
+        candidate is evicted. It is also evicted if space is needed and the main part has no entries.
         """
         window = self._segments["window"]
         window_bytes = (self._budget_bytes - self._segments["pinned"].used_bytes) * _WINDOW_FRACTION

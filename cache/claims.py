@@ -27,12 +27,17 @@ class Claims:
     """
 
     def __init__(self, path: Path) -> None:
+        """Open the lock file `path`, in which each claim is a lock on one byte. Create the file if it is missing.
+
+        If the file cannot be opened, other processes do not see these claims, so data may be fetched twice.
+        """
         self._held_offsets: set[int] = set()
+        """The bytes of the lock file whose claims this instance has."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError:
-            self._file = -1
+            self._file = -1  # There is no file descriptor, so claims are granted without a lock.
 
     def take(self, key: str) -> bool:
         """Try to take the claim for a key, and return whether it was granted.

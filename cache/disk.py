@@ -84,7 +84,11 @@ class DiskTier:
         check_mapped: bool = True,
         reused_bytes: int = 0,
     ) -> None:
-        """Open the folder if it exists. The class describes the arguments."""
+        """Open the folder if it exists. The class describes the arguments.
+
+        Raises:
+            ValueError: `budget_bytes` or `mapped_max` is too small.
+        """
         if budget_bytes < BUDGET_BYTES_MIN:
             raise ValueError(f"budget_bytes is {budget_bytes}; a cache folder needs at least {BUDGET_BYTES_MIN}")
         if mapped_max < 0:
@@ -275,8 +279,8 @@ class DiskTier:
             self._recent_uses.pop(key, None)
         name = make_database_key(key)
         try:
-            # Delete the file before taking the lock, because a discarded file must be deleted even if the folder is
-            # busy or full.
+            # Delete the file before the ledger takes its lock, because a discarded file must be deleted even if the
+            # folder is busy or full.
             (self._folder / make_file_name(name)).unlink(missing_ok=True)
             self._ledger.run(lambda cache: cache.delete(name))
         except (OSError, LedgerUnavailable) as error:
@@ -319,6 +323,8 @@ class DiskTier:
 
     def _read_from_disk(self, key: str) -> memoryview | None:
         """Return the value from its file, count a hit or a miss, and delete a damaged file.
+
+        The result is None if the file does not exist, is damaged or cannot be read.
 
         A file that is large enough is mapped, and the mapping is kept for later reads.
         """
@@ -407,7 +413,10 @@ class _File:
 
 
 def make_database_key(key: str) -> bytes:
-    """Return the name of a key in the usage database of the folder. `should_replace` receives these names."""
+    """Return the short form of a key in the ledger, which is the usage database of the cache folder.
+
+    `should_replace` receives keys in this form.
+    """
     return compute_key_digest(key)[:NAME_BYTES]
 
 
@@ -445,7 +454,10 @@ def _read_resident(path: str, flags: int, buffers: Buffers) -> memoryview | None
 
 
 def _is_stored(path: Path, header: bytes, file_bytes: int) -> bool:
-    """Return whether a file with this header exists, because another worker may have stored the payload before."""
+    """Return whether the file exists with this header and this size.
+
+    Another worker may have stored the payload before.
+    """
     try:
         with path.open("rb") as file:
             return os.fstat(file.fileno()).st_size == file_bytes and file.read(HEADER_BYTES) == header

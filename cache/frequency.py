@@ -47,7 +47,8 @@ class FrequencySketch:
     def count(self, key: Hashable) -> None:
         """Count a request of a key.
 
-        The first request is only noted in the Bloom filter, and later requests increase the counters.
+        The first request is only noted in the Bloom filter, and later requests increase the counters. After a fixed
+        number of requests of all keys, all counters are halved, so that old requests count less.
         """
         slots = self._find_slots(key)
         self._count_total += 1

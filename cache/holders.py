@@ -10,7 +10,7 @@ K = TypeVar("K")
 
 
 class Holders(Generic[K]):
-    """The keys of each holder. A holder without entries uses no memory."""
+    """The keys of the entries of each holder, such as a tenant. A holder without entries uses no memory."""
 
     def __init__(self) -> None:
         self._keys: dict[str, OrderedDict[K, None]] = {}

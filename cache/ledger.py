@@ -91,7 +91,7 @@ _TRANSIENT_ERRORS = {
 
 
 class LedgerUnavailable(Exception):
-    """The usage database of a cache folder cannot be used now. The message names the cause."""
+    """The ledger, which is the usage database of a cache folder, cannot be used now. The message names the cause."""
 
 
 class _Corrupt(Exception):
@@ -166,7 +166,8 @@ class _UsageDatabase(Cache):  # type: ignore[misc]  # diskcache has no types
 def make_file_name(key: bytes) -> str:
     """Return the path of a key's file, relative to the folder.
 
-    The key can contain any bytes. Long keys are truncated.
+    The key can contain any bytes. A long key is truncated, so two keys with the same beginning share a file. The file's
+    header proves to which key its content belongs.
     """
     name = key[:NAME_BYTES].hex()
     return f"{name[0]}/{name}{SUFFIX}"
@@ -338,12 +339,13 @@ class Ledger:
     def _audit(self, cache: Any) -> None:
         """Remove rows of the usage database without files, and files without rows, which a crash can leave.
 
-        The rows are corrupt if their sum differs from the totals that diskcache stores (`size` and `count`), or if a
-        file name is not derived from its key. A connection without diskcache reads them, because diskcache trusts its
+        The database is corrupt if SQLite's check fails, or if the sum of the rows differs from the totals that
+        diskcache stores (`size` and `count`). It is also corrupt if a file name is not derived from its key, or if a
+        size is below one block of the disk. A connection without diskcache reads the rows, because diskcache trusts its
         totals.
 
         Raises:
-            _Corrupt: The rows contradict each other.
+            _Corrupt: The database is corrupt.
         """
         with closing(sqlite3.connect(self._folder / _DATABASE, timeout=_SQLITE_TIMEOUT_S)) as connection:
             ((verdict,),) = connection.execute("PRAGMA quick_check(1)").fetchall()
@@ -389,7 +391,7 @@ class Ledger:
         """Hold the lock of the folder, against other threads and other processes, while the context is active.
 
         Raises:
-            LedgerUnavailable: The lock is not free within `wait_s`.
+            LedgerUnavailable: The lock is not free within `wait_s`, or the lock file cannot be opened.
         """
         if not self._mutex.acquire(timeout=wait_s):
             raise LedgerUnavailable("another thread holds the lock of the cache folder for too long; try again later")
@@ -450,9 +452,10 @@ def _read_inode(path: Path) -> int:
 
 
 def _is_corruption(error: BaseException) -> bool:
-    """Return whether the first error of SQLite means corruption.
+    """Return whether an error means corruption. If errors of SQLite precede it, the first of them decides.
 
-    On a full disk, diskcache's ROLLBACK also fails, and this later error has no meaning.
+    On a full disk, diskcache's ROLLBACK also fails, and this later error has no meaning. Errors of the operating system
+    and time limits are no corruption. All other errors are, except some errors of SQLite (`_TRANSIENT_ERRORS`).
     """
     cause = _find_cause(error)
     if isinstance(cause, sqlite3.Error):

@@ -37,7 +37,8 @@ class CacheStats:
         hits: The number of gets that found a value.
         misses: The number of gets that found no value.
         evictions: The number of evicted values.
-        refused: The number of values that were refused because they were larger than the budget.
+        refused: The number of values that were refused because they were larger than the budget, or than the share of a
+            holder.
         entries: The current number of values.
         used_bytes: Their current size.
         budget_bytes: The maximum size.
@@ -132,7 +133,7 @@ class BudgetedCache(ABC, Generic[K, V]):
             entry_bytes: The charged size of each entry.
 
         Raises:
-            AssertionError: The sum differs, or exceeds the budget.
+            AssertionError: The sum differs or exceeds the budget, or an entry was charged less than its overhead.
         """
         assert len(entry_bytes) == len(self._entries)
         assert self._used_bytes == sum(entry_bytes), (
@@ -166,7 +167,10 @@ class MemoryCache(BudgetedCache[K, V]):
     def put(self, key: K, value: V, size_bytes: int) -> bool:
         """Store a value, and return whether it was stored.
 
-        The key's previous value is removed even if the new value is refused.
+        A value that is larger than the budget is refused. The key's previous value is removed in this case, too.
+
+        Raises:
+            ValueError: The size is negative.
         """
         charged_bytes = self._remove_and_compute_charge(key, size_bytes, self._budget_bytes)
         if charged_bytes is None:
@@ -228,7 +232,11 @@ class SharedCache(BudgetedCache[K, V]):
     def put(self, key: K, value: V, size_bytes: int, holder: str) -> bool:
         """Store a value, and return whether it was stored.
 
-        The key's previous value is removed even if the new value is refused.
+        A value that is larger than the share of a holder is refused. The key's previous value is removed in this case,
+        too.
+
+        Raises:
+            ValueError: The size is negative.
         """
         charged_bytes = self._remove_and_compute_charge(key, size_bytes, self._holder_bytes)
         if charged_bytes is None:

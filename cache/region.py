@@ -55,7 +55,7 @@ class Region:
         """Replace the memory by a mapped file that has the same payload.
 
         Raises:
-            OSError: The file cannot be opened or mapped.
+            OSError: The file has another size than the region, or cannot be mapped.
         """
         if (file_bytes := os.fstat(descriptor).st_size) != self.size_bytes:
             raise OSError(f"the file has {file_bytes:,} bytes, but the region has {self.size_bytes:,}")

@@ -20,7 +20,10 @@ _HASHES = 1 << 8 * _HASH_BYTES
 
 
 class Rendezvous:
-    """Some nodes with weights. A node whose weight is 0 or less owns nothing.
+    """Chooses the owners of keys among weighted nodes by rendezvous hashing.
+
+    In rendezvous hashing, each node has a score for each key, and the node with the highest score owns the key. A node
+    whose weight is 0 or less owns nothing.
 
     Args:
         weights: The weight of each node, by its name.

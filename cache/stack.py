@@ -107,7 +107,7 @@ class Stack(Generic[V]):
         self._claim_polls_max = int(claim_wait_s / CLAIM_POLL_S)
         self._on_mapped = on_mapped
         self._executor = executor
-        self._flights: SingleFlight[str, V] = SingleFlight()
+        self._running_fetches: SingleFlight[str, V] = SingleFlight()
         self._queue: asyncio.Queue[_Put[V]] = asyncio.Queue()
         self._writer: asyncio.Task[None] | None = None
         self._closed = False
@@ -121,14 +121,14 @@ class Stack(Generic[V]):
     async def get(self, key: str, fetch: Callable[[], Awaitable[Payload]], decode: Callable[[memoryview], V]) -> V:
         """Return the value of `key` from memory, or call `decode` with the bytes from the disk or from `fetch`.
 
-        `fetch` includes the decoding, and runs its work in threads. If `fetch` or the following `decode` fails, all
-        waiters get the error and nothing is stored. If `decode` refuses bytes from the disk, for example those of an
-        older program, they are fetched again.
+        `fetch` does the slow work in threads, because `decode` of its result runs in the event loop. If `fetch` or the
+        following `decode` fails, all waiters get the error and nothing is stored. If `decode` refuses bytes from the
+        disk, for example those of an older program, they are fetched again.
         """
         value = self._memory.get(key)
         if value is not None:
             return value
-        return await self._flights.run(key, lambda: self._load(key, fetch, decode))
+        return await self._running_fetches.run(key, lambda: self._load(key, fetch, decode))
 
     async def get_stored_values(self, keys: Sequence[str], decode: Callable[[memoryview], V]) -> list[V | None]:
         """Return the values that are in memory or on the disk, and None for all others. Nothing is fetched.
@@ -188,8 +188,10 @@ class Stack(Generic[V]):
             await self._run_in_thread(self._disk.discard, key)
 
     async def _load(self, key: str, fetch: Callable[[], Awaitable[Payload]], decode: Callable[[memoryview], V]) -> V:
-        """Return the value from the disk, otherwise fetch it, store it in memory, and put it into the queue for the
-        disk.
+        """Return the value from the disk, or fetch it, and store it in memory and in the queue for the disk.
+
+        If processes share the disk, the method waits before the fetch for the claim. The claim is the right to fetch
+        the value, which only one process has at a time.
         """
         value = await self._read_from_disk(key, decode)
         if value is not None:
@@ -343,7 +345,7 @@ class Stack(Generic[V]):
             AssertionError: The counts do not match.
         """
         self._memory.check_invariants()
-        self._flights.check_invariants()
+        self._running_fetches.check_invariants()
         assert self._queue.empty() == (self._pending_bytes == 0), (
             f"{self._pending_bytes} bytes are pending, which contradicts the queue"
         )

@@ -484,6 +484,7 @@ def _run(
 
 async def _run_with_store(settings: Settings, warehouse_name: str | None, work: Work[T]) -> T:
     os.umask(PRIVATE_UMASK)
+    # Without a configured database, the database is a file in the home folder, so this folder must exist.
     for path in make_private(settings) if settings.database else prepare_home(settings):
         click.echo(f"{path} could be read by other accounts; it is private now", err=True)
     clock = SystemClock()

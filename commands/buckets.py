@@ -124,4 +124,5 @@ def _print_sizes(table: str, columns: list[BucketSizes]) -> None:
         if sizes.advice > sizes.buckets:
             bucket_size = show_size(round(sizes.partition_bytes / sizes.advice))
             column_option = "" if len(columns) == 1 else f" --column {sizes.column}"
-            say(f"Of about {bucket_size} each: seamark buckets {table}{column_option} --resize {sizes.advice}")
+            command = f"seamark buckets {table}{column_option} --resize {sizes.advice}"
+            say(f"For buckets of about {bucket_size} each, run: {command}")

@@ -74,6 +74,7 @@ def open_workers(engine: str, master: str) -> Iterator[Workers]:
 
     Raises:
         Misconfigured: Spark is requested but not installed.
+        ClickException: Spark is requested, and cannot be started.
     """
     start = partial(start_spark, master)
     workers: Workers = InProcessWorkers()
@@ -98,6 +99,10 @@ def start_spark(master: str) -> Workers:
     """Start Spark, and return workers that run on it.
 
     Only this function imports PySpark, because it is an optional dependency.
+
+    Raises:
+        Misconfigured: Spark is not installed.
+        ClusterFailed: Spark cannot be started.
     """
     if not has_spark():
         raise Misconfigured("Spark is not installed; run pip install 'seamark[spark]', or use --engine process")

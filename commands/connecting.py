@@ -116,8 +116,9 @@ def server_command(command: Callable[..., None]) -> Callable[..., None]:
 def add_suggestions(client: SeamarkClient, table: Any = None) -> Iterator[None]:
     """Add advice to a NoSuchResource error that the context raises.
 
-    The advice is the command that restores or creates the missing entry, or a similar name. The similar name is one
-    that resembles `table`, or if that is None, the name in the error.
+    The advice is the command that restores or creates the missing entry, or a similar name. If a view has the name of
+    the missing table, or a table has the name of the missing view, the advice is the command that shows it. The similar
+    name resembles `table` or, if `table` is None, the name in the error.
     """
     try:
         yield

@@ -59,6 +59,8 @@ _log = structlog.get_logger("seamark.jobs")
 def main() -> None:
     """Run jobs until the input ends.
 
+    The first argument is the maximum size of this process's data in bytes, or 0 for no limit.
+
     Libraries print to standard error instead of standard output, so that they cannot damage an answer.
     """
     answers = os.fdopen(os.dup(1), "wb")
@@ -163,7 +165,7 @@ def _answer_request(request: JobRequest, answers: BinaryIO, scratch: str) -> NoR
 
 
 def yield_to_requests() -> None:
-    """Lower the CPU and disk priority of this process, and its number of threads, below those of requests.
+    """Lower the CPU and disk priority of this process below those of requests, and limit Arrow to one thread.
 
     With SCHED_BATCH, the process does not interrupt a running process when it wakes up. Settings that the system
     refuses are skipped.
@@ -189,7 +191,7 @@ def run(
 ) -> JobAnswer:
     """Run a job, and return its answer.
 
-    Every error becomes an answer, because the next job may succeed.
+    Every error of the job becomes an answer, because the next job may succeed.
 
     Args:
         request: The job.
@@ -212,6 +214,7 @@ def run(
             return JobAnswer(totals=JOBS[request.service](client, table, **arguments))
     except Exception as error:  # noqa: BLE001
         line = format_error_line(error, _MESSAGE_MAX, with_class=True)
+        # A traceback ends with the message of the error, which may quote values of encrypted files.
         _log.debug("job failed", error=line, exc_info=not has_keys())
         return JobAnswer(error=line)
     finally:

@@ -42,7 +42,7 @@ def address_options(command: Command) -> Command:
 def settings_flags(names: tuple[str, ...] | None = None) -> Callable[[Command], Command]:
     """Return a decorator that adds `--config` and a flag for each setting, or each setting in `names`, to a command.
 
-    The command does not receive settings whose flag is not used.
+    For a flag that is not used, the command receives None.
     """
 
     def add_options(command: Command) -> Command:
@@ -76,7 +76,8 @@ def _replace_empty(context: click.Context, option: click.Parameter, value: Any) 
 def load_settings(flags: Mapping[str, Any], config: Path | None) -> Settings:
     """Return the settings of a command.
 
-    If they are invalid, the command ends with exit code 2 and a message.
+    If they are invalid, the command ends with exit code 2 and a message. If every account of the machine can read a
+    configuration file with secrets, a warning is printed.
     """
     try:
         settings = resolve_settings(flags, os.environ, config)

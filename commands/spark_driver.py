@@ -18,7 +18,7 @@ from seamark.metaserver.services.launching.spark_submit import ALIVE, ANSWER, PR
 
 
 def main() -> None:
-    """Run one job, and write its answer to the folder."""
+    """Run one job, and write its answer to the folder. If the server ends first, a thread ends this process."""
     folder = Path(sys.argv[1])
     threading.Thread(target=_end_with_server, args=(folder / ALIVE,), daemon=True).start()
     request = convert_json((folder / REQUEST).read_bytes(), JobRequest)

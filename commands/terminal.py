@@ -52,7 +52,7 @@ def _escape_character(character: str) -> str:
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Print a line to standard output or standard error."""
+    """Print a line to standard output or standard error, with escapes in place of control characters."""
     click.echo(escape_for_terminal(text), err=err)
 
 
@@ -88,7 +88,7 @@ def make_table(
         headers: The titles of the columns.
         rows: The cells of each row.
         right_aligned_headers: The columns that are aligned to the right.
-        title: The title of the table.
+        title: The title of the table, or None.
         framed: Whether the table has a frame.
     """
     table = Table(title=title, title_justify="left")

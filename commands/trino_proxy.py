@@ -282,7 +282,9 @@ def trino_proxy(
 
 
 def _find_unreachable_servers(settings: ProxySettings) -> list[str]:
-    """Return a text for each server behind the proxy that does not answer within `_ANSWER_S` or is another program.
+    """Return texts about the servers behind the proxy that do not answer within `_ANSWER_S` or are other programs.
+
+    The servers without an answer have one text together.
 
     Each request has its own thread, because name resolution has no time limit.
     """

@@ -95,7 +95,7 @@ from seamark.metaserver.timeline.statement_lineage import StatementRuns
 from seamark.metaserver.timeline.targets import deliver_statement_events, open_delivery
 from seamark.metaserver.timeline.timeline import open_timeline
 from seamark.metaserver.warehouses.federation.federated_authorizer import make_warehouse_authorizer
-from seamark.metaserver.warehouses.federation.federated_store import open_names
+from seamark.metaserver.warehouses.federation.federated_store import open_warehouse_store
 from seamark.metaserver.warehouses.warehouses import (
     ServedWarehouse,
     Warehouses,
@@ -194,7 +194,7 @@ async def _open_warehouse(
         await check_database(store, stored_warehouse)
         keyring = await enter(open_keyring(settings, store, clock))
         # A federated warehouse has the names of another catalog, but needs its own catalog, which opens below.
-        store, connect_catalog = await enter(open_names(settings, store, clock))
+        store, connect_catalog = await enter(open_warehouse_store(settings, store, clock))
         shared = dataclasses.replace(server, authenticator=server.authenticator.copy_for_warehouse(store, keyring))
         components = await enter(
             _open_catalog_components(settings, clock, shared, store, keyring, None, stored_warehouse)
@@ -425,6 +425,7 @@ def _open_scheduler(components: ServerComponents, url: str) -> AbstractAsyncCont
         status=components.services_status,
         extensions=components.extensions,
         base_path=components.base_path,
+        # Only further warehouses share slots. The server's own warehouse has a list of them, and no shared slots.
         slots=None if components.warehouses is not None else components.shared_jobs.slots,
     )
 
@@ -579,6 +580,8 @@ def _get_tls_context(components: ServerComponents) -> ssl.SSLContext | None:
 
 async def _drain_requests(components: ServerComponents, runner: web.AppRunner, site: web.SockSite) -> None:
     """Wait up to `drain_timeout_s` for running requests, and abort those that have not finished.
+
+    Before this wait, the server accepts connections for `drain_delay_s`, so that load balancers notice the drain.
 
     aiohttp's shutdown first stops reading, so a request with an incomplete body could never finish. Therefore this
     function waits for the handlers. aiohttp has the remaining time to finish sending answers.

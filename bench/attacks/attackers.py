@@ -22,6 +22,9 @@ SOURCE = ("127.0.0.2", 0)
 TABLE = "/v1/namespaces/db/tables/t"
 _REPORT = {"report-type": "commit-report", "table-name": "t", "snapshot-id": 1, "sequence-number": 1, "metrics": {}}
 
+_IDLE_CONNECTIONS, _IDLE_SECONDS = 2000, 2
+"""The number of connections without a request that are open at a time, and how long each stays open."""
+
 
 class Attacker:
     """A malicious client of the server at `url`, with one method for each attack."""
@@ -82,14 +85,14 @@ class Attacker:
             await _run_many(8, lambda: self._post_repeatedly(http, f"{TABLE}/plan", lambda: bomb))
 
     async def open_connections(self) -> None:
-        async def send_once() -> None:
+        async def hold_connection() -> None:
             _, writer = await self._open_wire()
             try:
-                await asyncio.sleep(2)
+                await asyncio.sleep(_IDLE_SECONDS)
             finally:
                 writer.transport.abort()
 
-        await _run_many(2000, lambda: _repeat(send_once))
+        await _run_many(_IDLE_CONNECTIONS, lambda: _repeat(hold_connection))
 
     async def send_bad_logins(self) -> None:
         async with self._open_session(Authorization="Bearer sm_wrong") as http:

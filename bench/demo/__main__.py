@@ -72,13 +72,13 @@ def run(options: Options, console: Console) -> list[Comparison]:
         steps = progress.add_task("Seamark and Spark start", total=2)
         with (
             contextlib.ExitStack() as engines,
-            ThreadPoolExecutor(1) as meanwhile,
+            ThreadPoolExecutor(1) as background,
             Seamark(folder / "server", port=options.port, env=SERVER) as server,
         ):
             progress.advance(steps)
             # The tables are written while Spark starts, and the answers are computed while Spark clusters.
-            write_future = meanwhile.submit(_generate_and_write, server.base_url, options, progress)
-            oracle_future = meanwhile.submit(lambda: _compute_answers(write_future.result()))
+            write_future = background.submit(_generate_and_write, server.base_url, options, progress)
+            oracle_future = background.submit(lambda: _compute_answers(write_future.result()))
             with (
                 lake.open_demo_session(server.base_url, folder) as spark,
                 contextlib.closing(IndexClient(server.base_url)) as client,
@@ -89,22 +89,24 @@ def run(options: Options, console: Console) -> list[Comparison]:
                 written_paths, clustered_paths = (
                     list_data_paths(client, table) for table in (lake.WRITTEN, lake.CLUSTERED)
                 )
-                bounds_future = meanwhile.submit(count_files_with_rows, clustered_paths, data)
+                needed_files_future = background.submit(count_files_with_rows, clustered_paths, data)
                 query_runners, oracle = build_spark_runners(spark), oracle_future.result()
                 warm_up("Spark", query_runners, oracle, progress)  # The server builds indexes meanwhile.
                 # One process builds the rest of the indexes, and Trino starts on the other core.
-                trino_future = meanwhile.submit(_start_trino, options, server, folder, progress, engines)
+                trino_future = background.submit(_start_trino, options, server, folder, progress, engines)
                 lake.wait_for_indexes(client, progress)
-                trino_runners, bounds = trino_future.result(), bounds_future.result()
+                trino_runners, needed_files = trino_future.result(), needed_files_future.result()
                 comparisons = [
-                    compare_configurations("Spark", query_runners, oracle, bounds, progress, rounds=options.rounds)
+                    compare_configurations(
+                        "Spark", query_runners, oracle, needed_files, progress, rounds=options.rounds
+                    )
                 ]
-            layouts = [meanwhile.submit(read_ranges, paths, data) for paths in (written_paths, clustered_paths)]
+            layouts = [background.submit(read_ranges, paths, data) for paths in (written_paths, clustered_paths)]
             if trino_runners is not None:  # Two cores are not enough for queries in both engines at a time.
                 warm_up("Trino", trino_runners, oracle, progress)
                 wait(layouts)
                 comparisons.append(
-                    compare_configurations("Trino", trino_runners, oracle, bounds, progress, rounds=TRINO_ROUNDS)
+                    compare_configurations("Trino", trino_runners, oracle, needed_files, progress, rounds=TRINO_ROUNDS)
                 )
             oracle.close()
             page = format_report(comparisons, *(layout.result() for layout in layouts), options.scale)  # type: ignore[call-arg]

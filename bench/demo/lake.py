@@ -176,7 +176,10 @@ def _add_copy(table: Table, source: Path) -> None:
 
 
 def cluster_facts(spark: SparkSession, client: IndexClient, options: Options, progress: Progress) -> None:
-    """Rewrite the second fact table into Seamark's layout, and make `ssb` the namespace of the session."""
+    """Run `USE` for the namespace `ssb` in the session, and rewrite the second fact table into Seamark's layout.
+
+    `USE` stays in effect for later queries, which name the tables other than the facts without a namespace.
+    """
     spark.sql(f"USE {connect.CATALOG}.{NAMESPACE}")
     task = progress.add_task("Seamark clusters the facts", total=1)
     cluster(spark, CLUSTERED, CLUSTERING_COLUMNS, joins=JOINS, files=options.fact_files, client=client)

@@ -51,25 +51,25 @@ class DemoQuery:
 
     Attributes:
         needed_files: The number of files of the clustered layout with a row of the answer. No plan has fewer files.
-        answers: The measurements of each round, by configuration.
+        measurements: The measurements of each round, by configuration.
     """
 
     name: str
     needed_files: int
-    answers: dict[str, list[DemoMeasurement]] = field(
+    measurements: dict[str, list[DemoMeasurement]] = field(
         default_factory=lambda: {configuration: [] for configuration in CONFIGURATIONS}
     )
 
     def count_files(self, configuration: str) -> int:
         """Return the number of files that the query opened with a configuration, the largest of all rounds."""
-        return max(answer.files for answer in self.answers[configuration])
+        return max(item.files for item in self.measurements[configuration])
 
     def size_bytes(self, configuration: str) -> int:
-        return max(answer.size_bytes for answer in self.answers[configuration])
+        return max(item.size_bytes for item in self.measurements[configuration])
 
     def compute_median_s(self, configuration: str) -> float:
         """Return the median seconds of all rounds with a configuration."""
-        return statistics.median(answer.seconds for answer in self.answers[configuration])
+        return statistics.median(item.seconds for item in self.measurements[configuration])
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ def compare_configurations(
     for number in range(rounds):
         for query in queries:
             for configuration in CONFIGURATIONS if number % 2 else CONFIGURATIONS[::-1]:
-                query.answers[configuration].append(
+                query.measurements[configuration].append(
                     _run_and_check(engine, query_runners, oracle, query.name, configuration)
                 )
                 progress.advance(task)

@@ -80,7 +80,7 @@ def format_report(
         f"<style>{_STYLE}</style><body><h1>Star Schema Benchmark, scale {scale:g}</h1>"
         f"{''.join(map(_format_engine, comparisons))}"
         "<h2>Why: what each file holds</h2><p>Each bar is a data file, from its smallest to its largest value. A query "
-        "for one value opens the files whose bars cross that value, at most. As written, the files are ordered by date "
+        "for one value opens only files whose bars cross that value. As written, the files are ordered by date "
         "alone.</p>"
         f"{pictures}</body></html>\n"
     )
@@ -95,27 +95,32 @@ def _format_engine(comparison: Comparison) -> str:
 
 def _format_bars(comparison: Comparison) -> str:
     names = (*FILE_CONFIGURATIONS, BOUND)
-    row, left_margin = 16, 60
-    height = len(comparison.queries) * (row * len(names) + 12)
-    maximum = max(query.count_files(column) for query in comparison.queries for column in FILE_CONFIGURATIONS)
+    # All sizes are in pixels of the picture.
+    row, left_margin, bar_width_max, gap_below_query = 16, 60, 900, 12
+    picture_width = 1040  # leaves room for the number to the right of the longest bar
+    text_gap, text_rise = 6, 5  # from the bar to its number, and from the lower edge of the row to the number
+    height = len(comparison.queries) * (row * len(names) + gap_below_query)
+    maximum = max(
+        query.count_files(configuration) for query in comparison.queries for configuration in FILE_CONFIGURATIONS
+    )
     parts: list[str] = []
     y = 4.0
     for query in comparison.queries:
         parts.append(f'<text x="0" y="{y + row * 2}">{query.name}</text>')
         for name in names:
             count = query.needed_files if name == BOUND else query.count_files(name)
-            width = max(1.0, count / max(1, maximum) * 900)
+            width = max(1.0, count / max(1, maximum) * bar_width_max)
             parts.append(
                 f'<rect x="{left_margin}" y="{y}" width="{width:.1f}" height="{row - 3}" fill="{_COLOURS[name]}"/>'
             )
-            parts.append(f'<text x="{left_margin + width + 6:.1f}" y="{y + row - 5}">{count:,}</text>')
+            parts.append(f'<text x="{left_margin + width + text_gap:.1f}" y="{y + row - text_rise}">{count:,}</text>')
             y += row
-        y += 12
+        y += gap_below_query
     legend = " · ".join(
         f'<span style="color:{_COLOURS[name]}">■</span> {html.escape(LAYOUT_TITLES.get(name, name))}' for name in names
     )
     label = "Files opened by each query"
-    return f"<p>{legend}</p>" + _format_svg(1040, height, label, parts)
+    return f"<p>{legend}</p>" + _format_svg(picture_width, height, label, parts)
 
 
 def _format_table(comparison: Comparison) -> str:

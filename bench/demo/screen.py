@@ -107,8 +107,10 @@ def _format_cells(query: DemoQuery) -> list[str]:
 
 def _show_bars(comparison: Comparison, console: Console) -> None:
     counts = {
-        LAYOUT_TITLES[column]: comparison.total(lambda query, column=column: query.count_files(column))
-        for column in FILE_CONFIGURATIONS
+        LAYOUT_TITLES[configuration]: comparison.total(
+            lambda query, configuration=configuration: query.count_files(configuration)
+        )
+        for configuration in FILE_CONFIGURATIONS
     }
     counts[BOUND] = comparison.total(lambda query: query.needed_files)
     console.print(f"\nFiles opened by the {len(comparison.queries)} queries\n")

@@ -63,6 +63,8 @@ CASES = (
 )
 FIRST_READ_SPEED_MIN = 1 / 1.05
 """The goal for first reads: a read through the gateway takes at most 5 % longer than a direct read."""
+THROUGHPUT_SHARE_MIN = 0.8
+"""The goal for cached ranges: the share of the throughput of sendfile."""
 MEBIBYTE = 1 << 20
 LIMIT = "sendfile"
 S3_RATE = 90e6
@@ -313,7 +315,7 @@ def measure_throughput(requests: Callable[[int], bytes], port: int, size: int, s
     """Return the bytes per second on one connection."""
     buffer = memoryview(bytearray(2 * MEBIBYTE))
     with socket.create_connection(("127.0.0.1", port)) as connection:
-        for number in range(8):
+        for number in range(8):  # These reads warm up the caches and the connection. They are not measured.
             _receive(connection, requests(number), size, buffer)
         count, began_s = 0, time.perf_counter()
         while (elapsed_s := time.perf_counter() - began_s) < seconds:
@@ -339,21 +341,29 @@ def open_sendfile_reader(port: int, size: int) -> Read:
 
 
 def compare_throughput(report: Report, rig: GatewayRig, s3: S3, port: int, rounds: int) -> None:
+    """Compare the throughput of cached ranges with that of a process that sends a file by sendfile.
+
+    Args:
+        port: The port of that process. A request to it is a size and an offset, as text.
+        rounds: The number of measurements of each server. Each lasts a second.
+    """
     keys, _, names = upload_objects(rig, s3, 1)
     with closing(keys.make_client()) as client:
         url = _presign(client, keys, names[0])
-    for label, size, *_ in CASES[1:]:
+    for label, size, *_ in CASES[1:]:  # without the smallest ranges
 
-        def read_ours(number: int, size: int = size) -> bytes:
+        def build_gateway_request(number: int, size: int = size) -> bytes:
             return _get(url, number * size % (OBJECT_BYTES // 2), size)
 
-        def read_theirs(number: int, size: int = size) -> bytes:
+        def build_sendfile_request(number: int, size: int = size) -> bytes:
             return b"%d %d" % (size, number * size % (OBJECT_BYTES // 2))
 
         results: dict[str, list[float]] = {"seamark": [], "direct": []}
         for _ in range(rounds):
-            results["seamark"].append(measure_throughput(read_ours, urlsplit(rig.gateway).port or 0, size, 1.0))
-            results["direct"].append(measure_throughput(read_theirs, port, size, 1.0))
+            results["seamark"].append(
+                measure_throughput(build_gateway_request, urlsplit(rig.gateway).port or 0, size, 1.0)
+            )
+            results["direct"].append(measure_throughput(build_sendfile_request, port, size, 1.0))
         rates = {server: statistics.median(values) / MEBIBYTE for server, values in results.items()}
         report.rows.append(
             Row(
@@ -363,7 +373,7 @@ def compare_throughput(report: Report, rig: GatewayRig, s3: S3, port: int, round
                 rates,
                 lower_is_better=False,
                 peer="direct",
-                goal=0.8 * rates["direct"],
+                goal=THROUGHPUT_SHARE_MIN * rates["direct"],
             )
         )
         report.rows.append(
@@ -444,7 +454,7 @@ def main() -> None:
     report = Report("gateway_cache", "What does the cache of the objects gateway gain?", peer="direct")
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         s3 = stack.enter_context(run_s3(Path(folder), keep_alive=True))
-        slow_store_process = stack.enter_context(run_delaying_store(s3.endpoint, 1))
+        slow_store_process = stack.enter_context(run_delaying_store(s3.endpoint, seed=1))
         slow_store = S3(slow_store_process, s3.access_key, s3.secret_key, s3.region, s3.root, s3.process)
         sent_path = Path(folder) / "sent"
         sent_path.write_bytes(os.urandom(OBJECT_BYTES))
@@ -452,22 +462,38 @@ def main() -> None:
         memory = {"SEAMARK_GATEWAY_CACHE_MEMORY_BYTES": str(1 << 30)}
         with open_rig(Path(folder) / "memory", s3, SEAMARK_S3_ENDPOINT=slow_store_process, **memory) as rig:
             measure_tier(
-                report, rig, s3, slow_store, "memory", 50, arguments.rounds, partial(open_sendfile_reader, port)
+                report,
+                rig,
+                s3,
+                slow_store,
+                "memory",
+                factor=50,
+                rounds=arguments.rounds,
+                make_sendfile_reader=partial(open_sendfile_reader, port),
             )
             measure_sequential_reads(report, rig, s3, slow_store)
-            compare_throughput(report, rig, s3, port, 5)
-        limited = stack.enter_context(run_delaying_store(s3.endpoint, 2, rate=S3_RATE))
+            compare_throughput(report, rig, s3, port, rounds=5)
+        limited = stack.enter_context(run_delaying_store(s3.endpoint, seed=2, rate=S3_RATE))
         with open_rig(Path(folder) / "limited", s3, SEAMARK_S3_ENDPOINT=limited, **memory) as rig:
             measure_first(report, rig, s3, replace(slow_store, endpoint=limited), arguments.rounds)
         with open_rig(
             Path(folder) / "disk", s3, SEAMARK_S3_ENDPOINT=slow_store_process, SEAMARK_GATEWAY_CACHE_MEMORY_BYTES="0"
         ) as rig:
-            measure_tier(report, rig, s3, slow_store, "disk", 10, arguments.rounds, partial(open_sendfile_reader, port))
+            measure_tier(
+                report,
+                rig,
+                s3,
+                slow_store,
+                "disk",
+                factor=10,
+                rounds=arguments.rounds,
+                make_sendfile_reader=partial(open_sendfile_reader, port),
+            )
         raise_descriptor_limit()
         limits = {"SEAMARK_GATEWAY_REQUESTS_LIMIT": "40000", "SEAMARK_CONNECTIONS_LIMIT": "40000"}
         for number, (label, size, changes) in enumerate(SLOW_CASES):
             with open_rig(Path(folder) / f"many{number}", s3, **limits, **changes) as rig:
-                keys, _, names = upload_objects(rig, s3, 1)
+                keys, _, names = upload_objects(rig, s3, count=1)
                 extra_ms, kernel, answered_count, refused_count = measure_concurrent_readers(
                     rig, keys, names[0], arguments.connections, size * MEBIBYTE
                 )

@@ -64,7 +64,7 @@ async def measure_peer(report: Report, fleet: Fleet, database: str, warehouse: s
     rng = random.Random(2)
     async with open_node(folder, "reader", **settings) as node:
         for label, size in SIZES:
-            locations = await _choose_files_of_other(node, warehouse, size, rng)
+            locations = await _create_files_of_other(node, warehouse, size, rng)
             for location in locations:
                 await node.read(location)  # The owner reads the storage.
             counts_before = node.peers.read_counts()
@@ -77,17 +77,24 @@ async def measure_peer(report: Report, fleet: Fleet, database: str, warehouse: s
             counts_after = node.peers.read_counts()
             for name, aggregate in (("median", statistics.median), ("mean", statistics.fmean)):
                 values = {OURS: aggregate(seamark_ms) * 1000, STORAGE: aggregate(peer_ms) * 1000}
-                report.rows.append(Row(f"peer hit, {label}", name, "ms", values, peer=STORAGE))
+                report.rows.append(Row(f"read through the cache of a peer, {label}", name, "ms", values, peer=STORAGE))
             tail = {
                 OURS: compute_percentile(seamark_ms, 0.99) * 1000,
                 STORAGE: compute_percentile(peer_ms, 0.99) * 1000,
             }
-            report.rows.append(Row(f"peer hit, {label}", "p99", "ms", tail, peer=STORAGE))
+            report.rows.append(Row(f"read through the cache of a peer, {label}", "p99", "ms", tail, peer=STORAGE))
             hedged_count, failed_count = (counts_after[name] - counts_before[name] for name in ("hedged", "failed"))
-            report.notes.append(f"{label}: of {rounds} reads {hedged_count} were hedged, {failed_count} failed over.")
+            report.notes.append(
+                f"{label}: of {rounds} reads, {hedged_count} were also sent to the storage because the peer was slow,"
+                f" and {failed_count} because the peer failed."
+            )
 
 
-async def _choose_files_of_other(node: Node, warehouse: str, size: int, rng: random.Random) -> list[str]:
+async def _create_files_of_other(node: Node, warehouse: str, size: int, rng: random.Random) -> list[str]:
+    """Create files of random bytes that another server of the fleet owns, and return their locations.
+
+    The owner keeps a file in its cache for all servers. To know the owners, the node renews its membership first.
+    """
     await node.peers.membership.renew()
     locations: list[str] = []
     while len(locations) < FILES:
@@ -210,10 +217,12 @@ def main() -> None:
     quick = parser.parse_args().quick
     rounds, seconds = (20, 8.0) if quick else (300, 60.0)
     report = Report(
-        "fleet", "What does a fleet of replicas cost and save?", peer="the storage, or a server with a steady one"
+        "fleet",
+        "What does a fleet of replicas cost and save?",
+        peer="the storage, or a server whose storage has no delay",
     )
-    with tempfile.TemporaryDirectory() as text, ExitStack() as stack:
-        folder = Path(text)
+    with tempfile.TemporaryDirectory() as folder_name, ExitStack() as stack:
+        folder = Path(folder_name)
         postgres = stack.enter_context(postgres_server())
         s3 = stack.enter_context(run_s3(folder))
         _measure_fleet(report, folder, postgres, s3, rounds, seconds)
@@ -226,8 +235,9 @@ def main() -> None:
 
 
 def _measure_fleet(report: Report, folder: Path, postgres: Postgres, s3: S3, rounds: int, seconds: float) -> None:
+    """Measure reads through a peer, plans over a storage with random delays, and writes of table pointers."""
     with open_fleet(folder / "peer", postgres, s3, 1, is_linked=False) as fleet:
-        set_heavy_tailed_delay(fleet.storage, 1)
+        set_heavy_tailed_delay(fleet.storage, seed=1)
         (replica,) = fleet.replicas
         work = measure_peer(report, fleet, fleet.database, replica.warehouse, folder, rounds)
         asyncio.run(work)
@@ -235,7 +245,7 @@ def _measure_fleet(report: Report, folder: Path, postgres: Postgres, s3: S3, rou
         open_fleet(folder / "jittery", postgres, s3, 1, is_linked=False) as jittery,
         open_fleet(folder / "steady", postgres, s3, 1, is_linked=False) as steady,
     ):
-        set_heavy_tailed_delay(jittery.storage, 3)
+        set_heavy_tailed_delay(jittery.storage, seed=3)  # The storage of `steady` has no delay.
         measure_planning(report, jittery, steady, seconds)
     asyncio.run(measure_pointers(report, postgres, min(seconds, 5.0)))
 

@@ -59,7 +59,7 @@ async def measure_database(report: Report, folder: Path, statements: int = STATE
     workload = [(f"uuid-{table:032}", _make_shape(rng)) for table in range(TABLES) for _ in range(SHAPES)]
     weights = [table**-_TABLE_SKEW * rank**-_SHAPE_SKEW for table in _RANKS[:TABLES] for rank in _RANKS[:SHAPES]]
     per_hour = max(1, statements // (DAYS * 24))
-    async with _open_tables(folder / "seamark.db", clock) as store:
+    async with _open_store_with_tables(folder / "seamark.db", clock) as store:
         history = QueryHistory(Settings(query_history_waiting=TABLES * SHAPES * 8), store, clock)
         for _ in range(DAYS * 24):
             for uuid, shape in rng.choices(workload, weights, k=per_hour):
@@ -76,24 +76,33 @@ async def measure_database(report: Report, folder: Path, statements: int = STATE
 
 def _record(history: QueryHistory, uuid: str, shape: QueryShape, rng: random.Random) -> None:
     files = rng.randrange(1, 1000)
-    statement_read = StatementRead(uuid, shape, 1000, files, 10**10, files * 10**7, rng.randrange(50))
+    statement_read = StatementRead(
+        uuid,
+        shape,
+        files_in=1000,
+        files_left=files,
+        bytes_in=10**10,
+        bytes_left=files * 10**7,  # Each file has 10 MB.
+        literals=rng.randrange(50),
+    )
     samplers = history.add(statement_read, None, 0.001)
     if samplers is not None:
         samplers.append(partial(_sample, shape, rng.random()))
 
 
 def _make_shape(rng: random.Random) -> QueryShape:
+    """Return a random shape of up to nine columns. Three in ten shapes join, and four in ten group their rows."""
     columns = rng.sample(range(1, _COLUMNS + 1), rng.randrange(2, 10))
     conjuncts = tuple(sorted((ShapeTerm(column, rng.choice(_OPERATORS)),) for column in columns[: rng.randrange(1, 5)]))
     is_grouped = rng.random() < 0.4
     aggregates = tuple(sorted({Aggregate(rng.choice(_FUNCTIONS), column) for column in columns[-2:]}))
     return QueryShape(
-        rng.choice(_ENGINES),
-        tuple(sorted(columns)),
-        conjuncts,
-        (columns[0],) if rng.random() < 0.3 else (),
-        tuple(sorted(columns[:2])) if is_grouped else (),
-        aggregates if is_grouped else (),
+        engine=rng.choice(_ENGINES),
+        columns=tuple(sorted(columns)),
+        conjuncts=conjuncts,
+        joins=(columns[0],) if rng.random() < 0.3 else (),
+        grouping=tuple(sorted(columns[:2])) if is_grouped else (),
+        aggregates=aggregates if is_grouped else (),
     )
 
 
@@ -106,16 +115,18 @@ def _sample(shape: QueryShape, share: float) -> StatementSample:
 async def _merge_hours(store: PointerStore, hour: int) -> None:
     """Merge the rows of earlier hours.
 
-    The server's housekeeping is not used, because it does not trust a clock that jumps.
+    The benchmark moves the clock forward, and the server's housekeeping does not trust a clock that jumps. So the
+    benchmark merges the rows instead.
     """
     for period_hours, age_hours in MERGED_PERIODS:
         hour_limit = (hour - age_hours) // period_hours * period_hours
-        while await store.merge_query_hours(hour_limit, 1000, period_hours):
+        while await store.merge_query_hours(hour_limit, limit=1000, period_hours=period_hours):
             pass
 
 
 @asynccontextmanager
-async def _open_tables(path: Path, clock: SystemClock) -> AsyncIterator[PointerStore]:
+async def _open_store_with_tables(path: Path, clock: SystemClock) -> AsyncIterator[PointerStore]:
+    """Open the catalog's database at `path`, and create `TABLES` tables in it."""
     async with open_store(f"sqlite:///{path}", clock=clock, queue_limit=10) as store:
         operations: list[Operation] = [CreateNamespace(("db",), {})]
         operations += [

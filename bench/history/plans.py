@@ -33,7 +33,9 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     planned_table = generate_table(2_000 if quick else 10_000)
     samples_by_kind: dict[str, dict[str, list[Sample]]] = {}
     for pair in range(1 if quick else PAIRS):
-        samples_of_pair = await _compare_plans(folder / f"pair-{pair}", planned_table, 2 if quick else 6, 0.5)
+        samples_of_pair = await _compare_plans(
+            folder / f"pair-{pair}", planned_table, rounds=2 if quick else 6, seconds=0.5
+        )
         for kind, samples in samples_of_pair.items():
             all_samples = samples_by_kind.setdefault(kind, {})
             for target_name, target_samples in samples.items():
@@ -67,7 +69,7 @@ async def _compare_plans(
             return await drive_workers(target, [repeat_request(same_plan)], seconds=seconds)
 
         async def send_new_plans(target: BenchTarget, seconds: float = seconds) -> Sample:
-            return await drive_workers(target, [_send_each(new_plans)], seconds=seconds)
+            return await drive_workers(target, [_iter_shared_requests(new_plans)], seconds=seconds)
 
         kinds = {"the same plan": repeat_same_plan, "a new filter": send_new_plans}
         await warm_up(targets, [functools.partial(send_plans, seconds=1.0) for send_plans in kinds.values()], 1)
@@ -86,7 +88,7 @@ def _run_server(folder: Path, name: str, env: dict[str, str]) -> Iterator[BenchT
         server.terminate()
 
 
-def _send_each(requests: Iterator[Request]) -> Worker:
+def _iter_shared_requests(requests: Iterator[Request]) -> Worker:
     """Yield the next request of an iterator, which the workers of both servers share."""
     while True:  # `yield from` would close the shared iterator.
         yield next(requests)

@@ -79,8 +79,8 @@ def _apply_first(home: Path, seed: int) -> tuple[str, float, float, float]:
             apply_proposal(client, TABLE, best, wait_s=10)
             clock.ahead_ms += _LATER_MS
             _run_statements(server.url, wheres)
-            recorded_advice = load_advice(client, TABLE)["applied"][0]["recorded"]
-            return best["title"], best["before"]["seconds"], best["predicted"]["seconds"], recorded_advice["seconds"]
+            recorded_reads = load_advice(client, TABLE)["applied"][0]["recorded"]
+            return best["title"], best["before"]["seconds"], best["predicted"]["seconds"], recorded_reads["seconds"]
     finally:
         server.stop()
 

@@ -24,7 +24,7 @@ from seamark.connector.index.lookups import pin_attributes
 
 FILES, ROWS, CUSTOMERS = 100, 50_000, 1_000_000
 QUICK_FILES, QUICK_ROWS, QUICK_CUSTOMERS = 10, 2_000, 20_000
-CITIES, CITIES_A_FILE = 250, 5
+CITIES, CITIES_PER_FILE = 250, 5
 NAMESPACE, KEYS = "bench", "keys"
 TABLES = {KEYS: "by_key", OURS: "by_city"}
 _SETTINGS = {"SEAMARK_SERVICES_WORKERS": "0", "SEAMARK_JOIN_WAIT_S": "60", "SEAMARK_INDEX_WAIT_S": "60"}
@@ -64,7 +64,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     megabytes = {label: size / 1e6 for label, size in sizes.items()}
     report.rows.append(Row("index files", "all files of facts", "MB", megabytes, peer=KEYS))
     report.notes += [
-        f"{files} files of {rows:,} facts, each with customers of {CITIES_A_FILE} of {CITIES} cities; {customers:,} "
+        f"{files} files of {rows:,} facts, each with customers of {CITIES_PER_FILE} of {CITIES} cities; {customers:,} "
         f"customers. Medians of {_STARTS} starts and {_PLANS} cities. A plan creates a plan table."
     ]
     return report
@@ -81,8 +81,8 @@ def _append(url: str, files: int, rows: int, customers: int) -> None:
         schema = pa.schema([("customer", pa.int64()), ("amount", pa.int64())])
         tables = [catalog.create_table(f"{NAMESPACE}.{name}", schema=schema) for name in TABLES.values()]
         for _ in range(files):
-            of_file = np.flatnonzero(np.isin(cities, rng.choice(CITIES, CITIES_A_FILE, replace=False)))
-            facts = {"customer": rng.choice(of_file, rows), "amount": rng.integers(100, size=rows)}
+            customers_of_file = np.flatnonzero(np.isin(cities, rng.choice(CITIES, CITIES_PER_FILE, replace=False)))
+            facts = {"customer": rng.choice(customers_of_file, rows), "amount": rng.integers(100, size=rows)}
             for table in tables:
                 table.append(pa.table(facts, schema=schema))
 

@@ -213,7 +213,8 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     report.notes += [
         f"{rows:,} rows a file, two columns of longs in any order; Parquet as pyarrow writes it, with dictionary and"
         " snappy, in the page cache. Every answer is an array of row positions, and all agree, or this bench fails.",
-        f"Roaring ({pyroaring.__version__}) has the same slices in memory; its building is numpy's sort and pyroaring.",
+        f"Roaring ({pyroaring.__version__}) has the same slices in memory. They are built with numpy's sort and "
+        "pyroaring.",
         "Below: a < x AND b < x with x at 30 % of the values, 9 % of the rows.",
     ]
     return report
@@ -245,8 +246,8 @@ def _measure_cardinality(report: Report, folder: Path, rows: int, cardinality: i
         seamark_bitmap.reopen()
         first.append(_measure_ms(lambda: seamark_bitmap.answer(conjunction)))
     report.notes.append(
-        f"{case}: the first question to an index just opened, checksums and all, takes"
-        f" {statistics.median(first):.2f} ms, both columns."
+        f"{case}: the first query of a newly opened index takes {statistics.median(first):.2f} ms for both columns,"
+        " including the checks of the checksums."
     )
     _measure_building(report, case, columns["a"], rounds)
     _measure_size(report, case, seamark_bitmap, roaring, path, rows)
@@ -308,8 +309,8 @@ def _measure_building(report: Report, case: str, values: Values, rounds: int) ->
             durations[name].append(time.thread_time() - started_s)
     rates = {name: len(values) / min(times) / 1e6 for name, times in durations.items()}
     options: dict[str, Any] = {"lower_is_better": False, "peer": ROARING, "goal": BUILD_GOAL}
-    values_by = {OURS: rates[OURS], ROARING: rates[ROARING]}
-    report.rows.append(Row(f"{case}, build", "any order, one core", "M rows/s", values_by, **options))
+    rates_by_name = {OURS: rates[OURS], ROARING: rates[ROARING]}
+    report.rows.append(Row(f"{case}, build", "any order, one core", "M rows/s", rates_by_name, **options))
     report.rows.append(Row(f"{case}, build", "sorted, one core", "M rows/s", {OURS: rates["sorted"]}, **options))
 
 
@@ -319,9 +320,15 @@ def _measure_size(
     section = seamark_bitmap.bitmaps["a"].open_section(0)
     bits = compute_slice_count(section.cardinality)
     report.rows.append(Row(f"{case}, stored", "slices", "", {OURS: section.bitmaps}, goal=bits))
-    group = pq.ParquetFile(path).metadata
-    column = sum(group.row_group(i).column(0).total_compressed_size for i in range(group.num_row_groups))
-    sizes = {OURS: seamark_bitmap.size_bytes / rows, PYARROW: column / rows, ROARING: roaring.sum_bytes("a") / rows}
+    file_metadata = pq.ParquetFile(path).metadata
+    column_bytes = sum(
+        file_metadata.row_group(i).column(0).total_compressed_size for i in range(file_metadata.num_row_groups)
+    )
+    sizes = {
+        OURS: seamark_bitmap.size_bytes / rows,
+        PYARROW: column_bytes / rows,
+        ROARING: roaring.sum_bytes("a") / rows,
+    }
     report.rows.append(Row(f"{case}, stored", "bytes a row", "B", sizes, peer=PYARROW))
     report.notes.append(
         f"{case}: dictionary {section.dictionary_bytes:,} bytes, slices {section.bitmaps_bytes:,}; the roaring column"
@@ -332,7 +339,7 @@ def _measure_size(
 def _measure_many_files(report: Report, rounds: int) -> None:
     """Measure how long it takes to find which of a thousand files contain a value.
 
-    One column has keys that files common_fraction, the other has keys that occur in one file only.
+    One column has keys that the files share, the other has keys that occur in one file only.
     """
     rng = np.random.default_rng(1)
     for name, value_max in (("shared values", 10_000), ("own values", 1 << 60)):

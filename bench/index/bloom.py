@@ -72,7 +72,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     bytes_per_file, data = len(blob) / files, sum(os.path.getsize(path) for path in paths) / sample
     report.notes += [
         f"{files:,} files of {KEYS:,} distinct longs, one group: {len(blob) / 1e6:.0f} MB of index,"
-        f" {8 * bytes_per_file / KEYS:.1f} bits a key, {bytes_per_file / data:.3f} bytes a byte of "
+        f" {8 * bytes_per_file / KEYS:.1f} bits a key, {bytes_per_file / data:.3f} times the size of "
         f"these Parquet files (two columns).",
         f"Parquet: {sample} real files by DuckDB with Bloom filters at 1 % in the page cache, times {files // sample}."
         f" `{DUCKDB}` is parquet_bloom_probe on both cores; `{FOOTERS}` is pyarrow's read_metadata alone, one core.",

@@ -63,6 +63,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             Row(case, "index a byte of the columns", "B", {OURS: size / column_bytes}, peer="reading"),
         ]
     report.notes += [
+        "`index a byte` is the size of the index divided by the size of the data or of the indexed columns.",
         f"{count} files of {rows:,} rows, {len(SCHEMA.fields)} columns, {data_bytes / count / rows:.0f} bytes a row.",
         "CPU time of one thread, medians of 3; from the page cache, written and synced to disk.",
     ]

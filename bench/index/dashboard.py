@@ -96,11 +96,12 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
                 report.rows += await _measure_loads(server, quick=quick)
                 _append_events(server.base_url, 1, rows)
                 _build_cube(client)
-                report.rows += await _measure_commit(server)
+                report.rows += await _measure_load_after_commit(server)
         report.rows += await _compare_with_duckdb(server, quick=quick)
     report.notes += [
         f"{files} files of {rows:,} rows, in the page cache; appends: {appended_s:.0f} s, cube: {build_s:.0f} s.",
-        f"The files have {_CONTENTS} contents in turn. DuckDB uses both cores, and the server one.",
+        "A tile is one query of the dashboard.",
+        f"Every {_CONTENTS}th file has the same rows. DuckDB uses both cores, and the server uses one core.",
         "New values: each request has a condition that no earlier request had.",
     ]
     return report
@@ -135,6 +136,10 @@ def _build_cube(client: IndexClient) -> float:
 
 
 async def _measure_loads(server: BenchTarget, *, quick: bool) -> list[Row]:
+    """Measure loads of the dashboard, whose 20 queries are its tiles.
+
+    A number selects the values in the conditions of all queries.
+    """
     loads_count, seconds = (2, 1.0) if quick else (_LOADS, _SECONDS)
     first_sample = await _drive_requests(server, [_request_tiles([0])])
     repeated_sample = await _drive_requests(server, [_request_tiles([0] * loads_count)])
@@ -178,7 +183,8 @@ async def _measure_loads(server: BenchTarget, *, quick: bool) -> list[Row]:
     ]
 
 
-async def _measure_commit(server: BenchTarget) -> list[Row]:
+async def _measure_load_after_commit(server: BenchTarget) -> list[Row]:
+    """Measure the first load of the dashboard, 20 queries (tiles), after a commit."""
     sample = await _drive_requests(server, [_request_tiles([0])])
     return [
         Row("first load after a commit", "20 tiles", "ms", {OURS: sum(sample.latencies_ms)}),
@@ -194,7 +200,11 @@ async def _drive_requests(server: BenchTarget, workers: list[Worker], seconds: f
 
 
 def _request_tiles(numbers: Iterable[int]) -> Worker:
-    """Yield the requests of the 20 tiles for each number, and check that the server answers them from the cube."""
+    """Yield requests of the 20 dashboard queries (tiles), and check that the server answers them from the cube.
+
+    Args:
+        numbers: For each number, all queries are sent once. Their values depend on the number.
+    """
     for number in numbers:
         for tile in list_tiles(number):
             answer = yield build_request("POST", "/api/v1/aggregate", tile)

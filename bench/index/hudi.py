@@ -97,7 +97,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         open_session("bench.index.hudi_peer", folder / "hudi", str(rows), str(FILES)) as peer,
         closing(IndexClient(server.base_url)) as client,
     ):
-        answer = peer.answer()  # The process answers when it has written and indexed the table.
+        answer = peer.read_answer()  # The process answers when it has written and indexed the table.
         seamark_index = SeamarkIndex(client, table)
         _report_sizes(report, seamark_index, answer, count)
         for batch in BATCHES:

@@ -72,17 +72,23 @@ class HudiIndexPeer:
         return {"seconds": index_s, "write_seconds": write_s, "index_bytes": sum(sizes), "index_files": len(sizes)}
 
     def answer(self, way: str, keys: list[str]) -> dict[str, Any]:
+        """Look up keys, and return the seconds and the number of keys that were found.
+
+        Args:
+            way: "job" runs an empty Spark job without keys, "sql" runs a query, and "opened" uses the reader that stays
+                open. Any other text opens a new reader.
+        """
         if way == "job":
             started_s = time.perf_counter()
             self._spark.sql("SELECT 1").collect()
             return {"seconds": time.perf_counter() - started_s, "found": 0}
         if way == "sql":
-            expected = f"= '{keys[0]}'" if len(keys) == 1 else f"IN ({','.join(map(repr, keys))})"
+            condition = f"= '{keys[0]}'" if len(keys) == 1 else f"IN ({','.join(map(repr, keys))})"
             started_s = time.perf_counter()
-            frame = self._spark.sql(f"SELECT _hoodie_file_name, k FROM t WHERE k {expected}")
-            row_count = frame.collect()
+            frame = self._spark.sql(f"SELECT _hoodie_file_name, k FROM t WHERE k {condition}")
+            rows = frame.collect()
             seconds = time.perf_counter() - started_s
-            return {"seconds": seconds, "found": len(row_count), "files": self._count_files_read(frame)}
+            return {"seconds": seconds, "found": len(rows), "files": self._count_files_read(frame)}
         key_list = self._to_hoodie_list(keys)
         started_s = time.perf_counter()
         reader = self.opened if way == "opened" else self._open_reader()
@@ -108,6 +114,7 @@ class HudiIndexPeer:
         return self._jvm.org.apache.hudi.common.data.HoodieListData.eager(strings)
 
     def _open_reader(self) -> Any:
+        """Return a new reader of Hudi's metadata table, which contains the record index."""
         hudi = self._jvm.org.apache.hudi
         conf = hudi.storage.hadoop.HadoopStorageConfiguration(
             self._spark._jsc.hadoopConfiguration()  # type: ignore[attr-defined]
@@ -118,6 +125,7 @@ class HudiIndexPeer:
             properties.setProperty(name, value)
         config = hudi.common.config.HoodieMetadataConfig.newBuilder().fromProperties(properties).build()
         context = hudi.common.engine.HoodieLocalEngineContext(conf)
+        # The last argument, `reuse`, keeps the index's files open between the lookups of this reader.
         return hudi.metadata.HoodieBackedTableMetadata(context, storage, config, self._location, True)
 
 

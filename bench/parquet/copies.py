@@ -100,11 +100,12 @@ def measure_cpu_s(operations: dict[str, Callable[[Path], None]], out: Path, roun
 
 
 def _copy_rows(paths: Sequence[Path], out: Path, schema: pa.Schema) -> None:
-    skeleton_path = out.with_suffix(".skeleton")
-    with pq.ParquetWriter(skeleton_path, schema, store_schema=False):
+    empty_file_path = out.with_suffix(".skeleton")
+    # The assembler takes the schema from the footer of a file without rows.
+    with pq.ParquetWriter(empty_file_path, schema, store_schema=False):
         pass
     with ExitStack() as stack:
-        target = stack.enter_context(SourceFile(str(skeleton_path), Storage()))
+        target = stack.enter_context(SourceFile(str(empty_file_path), Storage()))
         assembler = FileAssembler(open_sink(str(out), Storage()), target.footer)
         for path in paths:
             source = stack.enter_context(SourceFile(str(path), Storage()))

@@ -49,14 +49,14 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         for table in tables.values():
             _fill_table(spark, table, files, rows)
         size_mb = sum(client.files(tables[OURS])["file_size_in_bytes"].to_pylist()) / 1e6
-        for case, statement, expected_status in (
+        for case, statement, run_in_spark in (
             ("merge", "ALTER TABLE {} MERGE FILES", _rewrite_with_iceberg),
             ("drop payload", "ALTER TABLE {} PARTITION (part >= 0) DROP COLUMNS (payload)", _overwrite_with_nulls),
         ):
             operations = {
                 OURS: lambda text=statement: sql(spark, text.format(f"{CATALOG}.{tables[OURS]}")),
                 IN_PROCESS: lambda text=statement: _run_statement(client, text.format(tables[IN_PROCESS])),
-                IN_SPARK: lambda run_statement=expected_status: run_statement(spark, tables[IN_SPARK]),
+                IN_SPARK: lambda run_statement=run_in_spark: run_statement(spark, tables[IN_SPARK]),
             }
             seconds = _measure_s(spark, tables, operations, rounds)
             for target in (OURS, IN_PROCESS):

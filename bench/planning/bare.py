@@ -79,11 +79,11 @@ def main() -> None:
     arguments = parser.parse_args()
     body = arguments.body.read_bytes()
     spawn = multiprocessing.get_context("spawn")
-    process = [
+    processes = [
         spawn.Process(target=serve_bytes, args=(arguments.port, body), daemon=True)
         for _ in range(arguments.workers - 1)
     ]
-    for child in process:
+    for child in processes:
         child.start()
     serve_bytes(arguments.port, body)
 

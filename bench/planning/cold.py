@@ -82,8 +82,8 @@ async def _measure_plans(report: Report, folder: Path, table: GeneratedTable, ro
         values[PYICEBERG] = PyIcebergPlanner(table.metadata_location).plan(expected).ms
     goal = values[JAVA] / FASTER_GOAL if table.files >= 1_000_000 else COLD_GOAL_MS.get(table.files)
     report.rows.append(Row(f"{table.files:,} files, first plan ever", "plan", "ms", values, peer=JAVA, goal=goal))
-    restarted_rates = {OURS: statistics.median(second_durations), JAVA: values[JAVA]}
-    report.rows.append(Row(f"{table.files:,} files, first after a restart", "plan", "ms", restarted_rates, peer=JAVA))
+    restarted_ms = {OURS: statistics.median(second_durations), JAVA: values[JAVA]}
+    report.rows.append(Row(f"{table.files:,} files, first after a restart", "plan", "ms", restarted_ms, peer=JAVA))
 
 
 def _load_into_page_cache(table: GeneratedTable) -> None:
@@ -100,7 +100,7 @@ def _measure_decoding(report: Report, table: GeneratedTable, manifests: int) -> 
     assert {location for _, location in contents} <= expected
     sample = contents[: max(1, manifests // 10)]
     with pin_to_core(LOAD_CORE):
-        columns = _measure_rate(lambda data, offset: decode_manifest(data, offset).rows, contents)
+        columns = _measure_rate(lambda data, location: decode_manifest(data, location).rows, contents)
         inflate_rate = _measure_rate(_inflate, contents)
         blocks = _measure_rate(_decode_to_block, contents)
         peers = {FASTAVRO: _measure_rate(_count_with_fastavro, sample), PYICEBERG: _measure_pyiceberg(table, sample)}

@@ -139,7 +139,12 @@ def return_zeros(batch: FileBatch) -> Ints:
     return np.zeros(batch.rows, np.int64)
 
 
-def _make_ts(batch: FileBatch) -> Stats:
+def _make_timestamp_stats(batch: FileBatch) -> Stats:
+    """Return the statistics of the event times.
+
+    A day is split into slots of equal length. The `BUCKETS` files of a slot have times in that slot only, without up to
+    5 % of it at each end.
+    """
     groups = batch.files_per_day // BUCKETS
     slot = DAY_US // groups
     start = batch.day * DAY_US + batch.numbers // BUCKETS % groups * slot
@@ -154,7 +159,10 @@ def _make_day(batch: FileBatch) -> Stats:
 
 
 def _draw_clustered_long(batch: FileBatch) -> Stats:
-    """Return the statistics of values that grow with the files; each file spans at most a tenth of the range."""
+    """Return the statistics of values that grow with the files.
+
+    Each file spans less than a fiftieth of the range, and is shifted upwards by less than a tenth of the range.
+    """
     lower = batch.numbers * (SPAN // batch.total) + batch.draw_numbers(SPAN // 10)
     return Stats(
         encode_little_endian(lower), encode_little_endian(lower + batch.draw_numbers(SPAN // 50)), return_zeros(batch)
@@ -179,6 +187,14 @@ def _draw_overlapping_bounds(batch: FileBatch, spread: float) -> tuple[Ints, Int
 
 
 def _build_number_maker(spread: float, dtype: type[np.generic], divisor: int = 1, *, nulls: bool = False) -> Maker:
+    """Return a function that draws the statistics of a number column.
+
+    Args:
+        spread: The largest width of a file's values, as a share of SPAN.
+        divisor: The values are divided by it.
+        nulls: Whether up to 10 % of the rows of a file are null.
+    """
+
     def make(batch: FileBatch) -> Stats:
         lower, upper = (bound // divisor for bound in _draw_overlapping_bounds(batch, spread))
         absent_count = batch.draw_numbers(1000) * batch.records // 10_000 if nulls else return_zeros(batch)
@@ -188,6 +204,14 @@ def _build_number_maker(spread: float, dtype: type[np.generic], divisor: int = 1
 
 
 def _build_float_maker(spread: float, dtype: type[np.float32] | type[np.float64]) -> Maker:
+    """Return a function that draws the statistics of a column of floats, in steps of a thousandth.
+
+    About 5 % of the files have up to 99 NaNs.
+
+    Args:
+        spread: The largest width of a file's values, as a share of SPAN.
+    """
+
     def make(batch: FileBatch) -> Stats:
         lower, upper = (bound / 1000 for bound in _draw_overlapping_bounds(batch, spread))
         nans: NDArray[np.int64] = np.where(batch.draw_numbers(20) == 0, batch.draw_numbers(100), 0)
@@ -202,6 +226,13 @@ def _build_float_maker(spread: float, dtype: type[np.float32] | type[np.float64]
 
 
 def _build_decimal_maker(spread: float, *, negative: bool = False) -> Maker:
+    """Return a function that draws the statistics of a decimal column. Up to 10 % of the rows of a file are null.
+
+    Args:
+        spread: The largest width of a file's values, as a share of SPAN.
+        negative: Whether about half of the values are below 0.
+    """
+
     def make(batch: FileBatch) -> Stats:
         shift = SPAN // 2 if negative else 0
         lower, upper = (bound - shift for bound in _draw_overlapping_bounds(batch, spread))
@@ -217,7 +248,7 @@ def _make_country(batch: FileBatch) -> Stats:
     return Stats(choose_words(COUNTRIES, low), choose_words(COUNTRIES, high), return_zeros(batch))
 
 
-def _make_device(batch: FileBatch) -> Stats:
+def _make_device_stats(batch: FileBatch) -> Stats:
     """Return the statistics of a column with only one value in a third of the files."""
     first, second = batch.draw_numbers(len(DEVICES)), batch.draw_numbers(len(DEVICES))
     second = np.where(batch.draw_numbers(3) == 0, first, second)
@@ -234,7 +265,7 @@ def _to_letters(values: Ints) -> Cells:
     return Cells((values[:, None] // powers % 26 + ord("a")).astype(np.uint8))
 
 
-def _draw_tail(batch: FileBatch, low: int, high: int) -> Cells:
+def _draw_letters(batch: FileBatch, low: int, high: int) -> Cells:
     """Return a text of `low` to `high` random letters for each file."""
     matrix = batch.rng.integers(ord("a"), ord("z") + 1, (batch.rows, high), dtype=np.uint8)
     return Cells(matrix, np.arange(high) < (low + batch.draw_numbers(high - low + 1))[:, None])
@@ -248,7 +279,7 @@ def _make_email(batch: FileBatch) -> Stats:
     """
     lower, upper = _draw_overlapping_bounds(batch, 0.01)
     # + 26 raises the sixth letter, so the upper bound is above the lower bound with any random letters.
-    first, last = (join_cells(_to_letters(bound), _draw_tail(batch, 1, 9)) for bound in (lower, upper + 26))
+    first, last = (join_cells(_to_letters(bound), _draw_letters(batch, 1, 9)) for bound in (lower, upper + 26))
     return Stats(first, last, return_zeros(batch))
 
 
@@ -272,12 +303,12 @@ def _make_comment(batch: FileBatch) -> Stats:
     presence = batch.draw_numbers(100) >= 3
     nulls = np.where(presence, batch.records * 3 // 4, batch.records)
     # + 26 raises the sixth letter, so the upper bound is above the lower bound with any random letters.
-    first, last = (join_cells(_to_letters(bound), _draw_tail(batch, 9, 9)) for bound in (lower, upper + 26))
+    first, last = (join_cells(_to_letters(bound), _draw_letters(batch, 9, 9)) for bound in (lower, upper + 26))
     return Stats(first, last, nulls, present=presence)
 
 
 _KINDS: tuple[tuple[str, str, Maker], ...] = (
-    ("ts", "timestamptz", _make_ts),
+    ("ts", "timestamptz", _make_timestamp_stats),
     ("day", "date", _make_day),
     ("event_id", "long", _draw_clustered_long),
     ("user_id", "long", _build_number_maker(1.0, np.int64)),
@@ -293,7 +324,7 @@ _KINDS: tuple[tuple[str, str, Maker], ...] = (
     ("balance", "decimal(12, 2)", _build_decimal_maker(0.3, negative=True)),
     ("updated_at", "timestamp", _draw_updated_at),
     ("country", "string", _make_country),
-    ("device", "string", _make_device),
+    ("device", "string", _make_device_stats),
     ("email", "string", _make_email),
     ("url", "string", _make_url),
     ("comment", "string", _make_comment),

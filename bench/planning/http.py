@@ -78,7 +78,9 @@ async def _measure_small_plans(
         async def send_new_plans(target: BenchTarget, clients: int, seconds: float = seconds) -> Sample:
             if target is bare_server:  # It returns the same body for every filter, so one request is enough.
                 return await repeat_same_plan(target, clients, seconds)
-            return await drive_workers(target, [_send_each(new_plans) for _ in range(clients)], seconds=seconds)
+            return await drive_workers(
+                target, [_iter_shared_requests(new_plans) for _ in range(clients)], seconds=seconds
+            )
 
         loads = (
             {"the same plan": repeat_same_plan, "a new filter": send_new_plans}
@@ -107,7 +109,7 @@ def _report_rows(report: Report, case: str, samples: dict[str, list[Sample]], *,
         bare_cpu_us = compute_median(samples[BARE], lambda s: s.server_cpu_us)
         scaled_cpu_us = CPU_GOAL_US * bare_cpu_us / BARE_CPU_US
         report.bounds[
-            f"{case}: {CPU_GOAL_US} µs where a bare handler takes {BARE_CPU_US}, at the speed of this run"
+            f"{case}: the goal is {CPU_GOAL_US} µs if a bare handler takes {BARE_CPU_US} µs; scaled to this run"
         ] = f"{scaled_cpu_us:.0f} µs"
 
 
@@ -120,7 +122,7 @@ def _generate_new_plans(table: GeneratedTable) -> Iterator[Request]:
     return (request_plan(table, build_small_filter(table, number)) for number in itertools.count(1))
 
 
-def _send_each(requests: Iterator[Request]) -> Worker:
+def _iter_shared_requests(requests: Iterator[Request]) -> Worker:
     """Yield the next request of an iterator that several workers share."""
     while True:  # `yield from` would close the shared iterator.
         yield next(requests)
@@ -151,13 +153,19 @@ async def _measure_pages(report: Report, folder: Path, table: GeneratedTable, ro
     report.notes.append(
         "A pause is the time by which a timer of 1 ms fires late on the server's loop. The longest pause of an idle"
         f" server was {idle_pauses.late_ms:.1f} ms. A pause includes the time that other processes take from the core."
-        " The server's own part does not: it is the CPU time of all its threads during the pause."
+        " The row of the server's own part excludes that time, because it counts only the CPU time of the server's "
+        "threads during the pause."
     )
 
 
 def _report_pages(
     report: Report, table: GeneratedTable, coding: str, page_rows: list[dict[str, Any]], pauses: list[_Pause]
 ) -> None:
+    """Add the measures of a plan in pages to the report.
+
+    The longest pause of the event loop has two values: the whole delay (`late_ms`), and the CPU time that the server
+    used during the delay (`own_ms`). Only these two have a goal.
+    """
     case = f"{table.files:,} files in pages, {coding}"
     medians = {
         "longest pause of the loop": statistics.median(pause.late_ms for pause in pauses),

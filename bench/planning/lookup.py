@@ -38,7 +38,7 @@ from bench.planning.lookup_peers import (
 )
 from bench.planning.ours import OurPlanner, open_our_planner
 from bench.planning.plans import PlansDiffer
-from bench.planning.served import register_generated_table, request_stats, run_seamark
+from bench.planning.served import build_stats_request, register_generated_table, run_seamark
 from bench.planning.tables import CACHE, GeneratedTable, generate_table
 from bench.report import OURS, Report, Row
 from bench.targets import LOAD_CORE, BenchTarget, pin_to_core
@@ -71,9 +71,9 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     ]
     async with open_our_planner(folder / "home", generated_table) as seamark_planner:
         rounds = 2 if quick else 30
-        for names in (False, True):
+        for with_names in (False, True):
             await _measure_before_encoding(
-                report, generated_table, seamark_planner, indexed_peers, names=names, rounds=rounds
+                report, generated_table, seamark_planner, indexed_peers, names=with_names, rounds=rounds
             )
     with run_seamark(folder, CACHE) as target, pin_to_core(LOAD_CORE):
         await register_generated_table(target, generated_table)
@@ -148,7 +148,7 @@ async def _measure_over_http(
     """Add a row for Seamark over HTTP to the report. `peer_row` has the figures of the peers for the same question."""
     fields = ("file-path" if peer_row.case.endswith("names") else "file", *FIELDS)
     days = [START_DAY + number for number in range(table.files // table.files_per_day)]
-    requests = [request_stats(table, COLUMN, f"day={format_day(day)}", fields) for day in days]
+    requests = [build_stats_request(table, COLUMN, f"day={format_day(day)}", fields) for day in days]
     answer = await target.call(requests[0])
     rows = pa.ipc.open_stream(answer.body).read_all().num_rows
     if rows != table.files_per_day:

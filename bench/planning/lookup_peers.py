@@ -44,6 +44,8 @@ from bench.planning.tables import SYNC, GeneratedTable, build_file_names, read_s
 FORMAT = 1
 """The version of the stores. A new version replaces stored files."""
 KEY = struct.Struct(">HiHI")
+_PREFIX_BYTES = struct.calcsize(">Hi")
+"""The size of the column id and the day, with which each key begins."""
 """The key: column id, day, bucket, file number."""
 _LMDB_BYTES_MAX = 1 << 34
 """The maximum size of the LMDB file, which LMDB requires in advance. Only the written part uses the disk."""
@@ -309,12 +311,13 @@ class Lmdb:
         self._environment = lmdb.open(str(folder / "entries.lmdb"), readonly=True, lock=False, readahead=False)
 
     def lookup(self, column_id: int, day: int, *, names: bool) -> Any:
-        prefix = KEY.pack(column_id, day, 0, 0)[:6]
+        # The values have both the numbers and the names of the files, so `names` changes nothing.
+        prefix = KEY.pack(column_id, day, 0, 0)[:_PREFIX_BYTES]
         results = []
         with self._environment.begin() as transaction, transaction.cursor() as cursor:
             if cursor.set_range(prefix):
                 for key, value in cursor:
-                    if key[:6] != prefix:
+                    if key[:_PREFIX_BYTES] != prefix:
                         break
                     results.append(value)
         return results

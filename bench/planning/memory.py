@@ -50,8 +50,8 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
             goal = GOAL_BYTES if case == "blocks and views" or files >= 100_000 else None
             report.rows.append(Row(f"{files:,} files", case, "B/file", values, peer=MANIFESTS, goal=goal))
     report.notes += [
-        "Measured after plans by every filter of this package, so that every column's summaries are there.",
-        "Growth of a process includes what decoding left in the allocator's hands, and at 10,000 files its threads.",
+        "Measured after plans by every filter of this package, so that the summaries of every column are in memory.",
+        "Growth of a process includes memory that the allocator keeps after decoding, and at 10,000 files its threads.",
     ]
     return report
 

@@ -13,10 +13,10 @@ class PlansDiffer(Exception):
 
 @dataclass(frozen=True)
 class KeptFiles:
-    """The time of a plan, and a summary of the files that it keeps.
+    """The duration of a plan, and a summary of the files that it keeps.
 
     Attributes:
-        ms: The time of the plan, in milliseconds.
+        ms: The duration of planning, in milliseconds.
         file_count: The number of files.
         size_bytes: The total size of the files.
         paths_crc: The sum of the CRC-32 of the paths. It does not depend on the order of the files.
@@ -28,7 +28,7 @@ class KeptFiles:
     paths_crc: int
 
     @property
-    def answer(self) -> tuple[int, int, int]:
+    def summary(self) -> tuple[int, int, int]:
         return self.file_count, self.size_bytes, self.paths_crc
 
     def check_same(self, other_files: KeptFiles, note: str) -> None:
@@ -37,7 +37,7 @@ class KeptFiles:
         Raises:
             PlansDiffer: The planners kept different files. The message contains `note`.
         """
-        if self.answer != other_files.answer:
+        if self.summary != other_files.summary:
             raise PlansDiffer(
                 f"{note}: the planners kept different files ({self.file_count} and {other_files.file_count})"
             )

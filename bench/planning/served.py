@@ -44,7 +44,7 @@ def request_task(table: GeneratedTable, plan_task: str, *, gzip: bool = False) -
     return build_request("POST", f"{build_path(table)}/tasks", {"plan-task": plan_task}, headers=headers, label="page")
 
 
-def request_stats(table: GeneratedTable, column: str, partition: str, fields: Sequence[str]) -> Request:
+def build_stats_request(table: GeneratedTable, column: str, partition: str, fields: Sequence[str]) -> Request:
     """Return a request for the statistics of a column in the files of a partition, as an Arrow IPC stream."""
     stats_path = f"/api/v1/tables/{NAMESPACE}/{build_name(table)}/stats/{column}"
     query = urlencode({"partition": partition, "fields": ",".join(fields)})

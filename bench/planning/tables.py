@@ -185,23 +185,23 @@ class FileStatistics:
 
 def read_statistics(table: GeneratedTable) -> Iterator[FileStatistics]:
     """Yield the random statistics of the table's files in their order, without reading a manifest."""
-    task = _build_plan(table)
+    task = _make_generation_task(table)
     return (_draw_statistics(task, first) for first in range(0, task.manifests, BATCH_MANIFESTS))
 
 
 def build_file_names(table: GeneratedTable, batch: FileBatch) -> Cells:
     """Return the last part of each file's path, the file name."""
-    return _build_names(_build_plan(table), batch)
+    return _build_names(_make_generation_task(table), batch)
 
 
-def _build_plan(plan_columns: GeneratedTable) -> _GenerationTask:
+def _make_generation_task(table: GeneratedTable) -> _GenerationTask:
     return _GenerationTask(
-        "",
-        f"file://{plan_columns.folder}",
-        plan_columns.files,
-        plan_columns.columns,
-        plan_columns.files_per_day,
-        plan_columns.manifest_entries,
+        building_folder="",  # The table exists, so no worker uses the folder.
+        location=f"file://{table.folder}",
+        files=table.files,
+        columns=table.columns,
+        files_per_day=table.files_per_day,
+        entries_per_manifest=table.manifest_entries,
     )
 
 

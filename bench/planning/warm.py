@@ -27,6 +27,8 @@ ORDERED_GOAL_MS = {1_000_000: 0.1}
 GROWTH_GOAL = 2.0
 """The largest factor by which the time may grow from 100,000 to 1,000,000 files, for an ordered column."""
 PLANS_PER_TURN = 40
+UNUSED_ROUND_NUMBER = 5000
+"""Larger than the numbers of all earlier plans, so that no cached plan answers."""
 LARGE_TABLE_FILES = 1_000_000
 """The number of files from which Java plans a table in fewer rounds, because each plan takes seconds."""
 PYICEBERG_FILES_MAX = 100_000
@@ -84,7 +86,7 @@ async def _measure_filter(
     # The first plan of a column takes longer, and is reported in a note: the planner prepares the column's bounds.
     first = await seamark_planner.plan(query_filter.build_expression(table))
     seamark_ms, java_ms = [], []
-    first_literal = 100  # Above all round numbers, so no plan repeats a filter that both planners had.
+    first_literal = 100  # Larger than every `round_number`, so that no plan repeats a filter that both planners had.
     for round_number in range(1, rounds + 1):
         plan = java_planner.plan(query_filter.build_expression(table, round_number))
         java_ms.append(plan.ms)
@@ -137,7 +139,9 @@ async def _compare_with_memory(
         filter_case = FILTERS[name]
         durations_ms = []
         for round_number in range(PLANS_PER_TURN):
-            _, scan = await seamark_planner.scan(filter_case.build_expression(table, 5000 + round_number))
+            _, scan = await seamark_planner.scan(
+                filter_case.build_expression(table, UNUSED_ROUND_NUMBER + round_number)
+            )
             durations_ms.append(
                 next(stage.microseconds for stage in scan.stages if stage.name == "column_stats") / 1000
             )

@@ -97,9 +97,9 @@ def run_spark_query(run: Callable[[str], DataFrame], sql: str) -> SparkAnswer:
 def _find_scans(plan: Any) -> Iterator[Any]:
     """Yield every BatchScanExec of a plan.
 
-    Of an adaptive plan, this is the initial plan. The final plan leaves out scans whose rows turned out not to matter,
-    for example because the other side of a join was empty, even if they had read files. A scan that never ran has 0 in
-    its metrics.
+    The scans of an adaptive plan are those of its initial plan. The final plan leaves out scans whose rows turned
+    out not to matter, for example because the other side of a join was empty, even if they had read files. A scan that
+    never ran has 0 in its metrics.
     """
     kind = plan.getClass().getSimpleName()
     if kind == "BatchScanExec":
@@ -123,7 +123,7 @@ def _count_files(node: Any) -> FilesRead:
     The metric `resultDataFiles` is 0 if a server planned the scan.
 
     A call into the JVM is slow, and there are thousands of files. So one call reads the text of a whole group of tasks.
-    The locations come from that text if it has one for each task, and the bytes from the group.
+    If that text has a location for each task, the locations are taken from it. The size is that of the group.
     """
     partitions = node.inputPartitions()
     locations: set[str] = set()

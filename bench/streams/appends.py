@@ -135,6 +135,7 @@ async def measure_requests(
 
 def make_body(rows: int, row_bytes: int) -> tuple[bytes, str]:
     """Return a body with rows whose values have about `row_bytes` bytes, and its media type."""
+    # In hexadecimal, each random byte has two characters. Eight bytes remain for the id.
     payloads = [os.urandom(row_bytes // 2 - 4).hex() for _ in range(rows)]
     if rows <= JSON_ROWS_MAX:
         objects = [{"id": number, "payload": payload} for number, payload in enumerate(payloads)]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import time
 from pathlib import Path
 
@@ -55,7 +56,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         cases = {
             "one writer waits for each answer": (await _measure_requests(server, "one", 1, rows, serial_s), None),
             f"{CONNECTIONS} writers wait for each answer": (
-                await _measure_requests(server, "many", CONNECTIONS, rows, 1e9),
+                await _measure_requests(server, "many", CONNECTIONS, rows, math.inf),
                 GOAL_ROWS_S,
             ),
             "one writer with seamark.stream_writer": (
@@ -138,8 +139,8 @@ def _measure_writer(server: Seamark, rows: int) -> float:
     _create_table(server, "writer")
     started_s = time.perf_counter()
     with seamark.stream_writer(SeamarkClient(server.base_url), ("bench", "writer")) as writer:
-        for place in range(rows // BATCH_ROWS):
-            writer.write(_make_rows(place))
+        for batch_number in range(rows // BATCH_ROWS):
+            writer.write(_make_rows(batch_number))
     rate = rows / (time.perf_counter() - started_s)
     _check_count(server, "writer", rows)
     return rate

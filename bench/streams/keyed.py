@@ -127,7 +127,9 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 
 def _run_bench(folder: Path, rows: int) -> Report:
-    report = Report("streams_keyed", "How fast are rows of a keyed stream table, and does every engine read the model?")
+    report = Report(
+        "streams_keyed", "How fast are rows of a keyed stream table, and does every engine return the expected rows?"
+    )
     with Seamark(folder / "home") as server:
         catalog = RestCatalog("bench", uri=server.base_url, **{"rest-scan-planning-enabled": "true"})
         create_keyed_table(catalog, version=3)
@@ -149,13 +151,15 @@ def _run_bench(folder: Path, rows: int) -> Report:
             reader.join()
         seconds = time.monotonic() - begun_s
         expected = to_expected_rows(values)
-        assert np.array_equal(read_by_pyiceberg(catalog), expected), "PyIceberg does not read the model"
+        assert np.array_equal(read_by_pyiceberg(catalog), expected), "PyIceberg does not return the expected rows"
         flush_table(server.base_url)
-        assert np.array_equal(read_by_pyiceberg(catalog), expected), "PyIceberg does not read the model after the flush"
+        assert np.array_equal(read_by_pyiceberg(catalog), expected), (
+            "PyIceberg does not return the expected rows after the flush"
+        )
         assert np.array_equal(to_values(seamark.scan(SeamarkClient(server.base_url), TABLE).to_arrow()), expected), (
             "seamark reads other rows"
         )
-        assert np.array_equal(read_by_duckdb(server.base_url), expected), "DuckDB does not read the model"
+        assert np.array_equal(read_by_duckdb(server.base_url), expected), "DuckDB does not return the expected rows"
     report.rows.append(Row(f"{rows:,} rows", "changes a second", "rows/s", {OURS: round(rows / seconds)}))
     if reads:
         report.rows.append(Row(f"{rows:,} rows", "scan of all rows", "s", {OURS: round(float(np.median(reads)), 2)}))

@@ -98,7 +98,16 @@ def _add_rows(
     add = report.rows.append
     rates = {OURS: measurements.rate * rows, BARE: disk.rate * rows}
     add(Row(case, "acknowledged", "rows/s", rates, lower_is_better=False, peer=BARE))
-    add(Row(case, "acknowledged bytes", "MiB/s", {OURS: measurements.rate * mib, BARE: disk.rate * mib}, False, BARE))
+    add(
+        Row(
+            case,
+            "acknowledged bytes",
+            "MiB/s",
+            {OURS: measurements.rate * mib, BARE: disk.rate * mib},
+            lower_is_better=False,
+            peer=BARE,
+        )
+    )
     for name, share in (("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)):
         add(
             Row(
@@ -111,12 +120,16 @@ def _add_rows(
         )
     add(
         Row(
-            case, "batches a sync", "batches", {OURS: len(measurements.latencies_s) / max(1, measurements.syncs)}, False
+            case,
+            "batches a sync",
+            "batches",
+            {OURS: len(measurements.latencies_s) / max(1, measurements.syncs)},
+            lower_is_better=False,
         )
     )
-    a_core = measurements.rate * mib * measurements.seconds / measurements.cpu_s
+    mib_per_cpu_s = measurements.rate * mib * measurements.seconds / measurements.cpu_s
     goal = GOAL_CORE_MIB if rows >= 1000 else None
-    add(Row(case, "bytes a second of CPU", "MiB/s", {OURS: a_core}, False, goal=goal))
+    add(Row(case, "bytes a second of CPU", "MiB/s", {OURS: mib_per_cpu_s}, lower_is_better=False, goal=goal))
 
 
 def measure_bare_disk(folder: Path, size_bytes: int, seconds: float) -> AppendMeasurements:

@@ -74,7 +74,8 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         await _add_cases(report, cases, seconds)
     report.notes.append(
         f"{WRITERS} writers send {RATE:,} rows a second in batches of {BATCH_ROWS} (JSON). Servers, writers, readers "
-        "and the broker share two cores, so that a reader takes CPU from the server also without a request."
+        "and the broker share two cores, so a reader also takes CPU from the server while the server handles "
+        "none of its requests."
     )
     return report
 

@@ -85,8 +85,8 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
                     case = f"{count:,} messages of {rows} rows, {kind}"
                     report.rows.append(Row(case, "appended", "rows/s", {OURS: round(rate)}, False))
     report.notes.append(
-        "One broker, one server and one partition, on the same two cores. The rate is from the first time that rows "
-        "are there to the last row, and without the rows of that first time."
+        "One broker, one server and one partition, on the same two cores. The time of the rate "
+        "begins when the first rows are in the table. These rows are not counted."
     )
     return report
 

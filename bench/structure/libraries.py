@@ -69,7 +69,9 @@ def _measure_signatures() -> None:
 
 
 def _measure_admission() -> None:
+    """Compare the hit rate and the CPU time of a cache with those of theine, if it is installed."""
     draw = random.Random(1)
+    # Zipf's law with the exponent 0.8.
     weights = [1 / (rank + 1) ** 0.8 for rank in range(KEYS)]
     keys = draw.choices(range(KEYS), weights, k=ACCESSES)
     keys[ACCESSES // 2 : ACCESSES // 2] = range(KEYS, 2 * KEYS)  # A scan reads each of its keys once.

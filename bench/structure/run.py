@@ -192,11 +192,11 @@ async def run(folder: Path, *, quick: bool = False, lists: bool = False) -> Repo
             for number in range(4):
                 rows = pa.table({"id": [number], "city": [f"city {number}"]}, SCHEMA)
                 await asyncio.to_thread(append, client, "db.t", rows)
-            counted_count_functions = await count_functions(server, proxy, recorder)
+            functions_by_title = await count_functions(server, proxy, recorder)
     finally:
         sys.setprofile(None)
         threading.setprofile(None)  # type: ignore[arg-type] # the documentation allows it
-    for title, functions in counted_count_functions.items():
+    for title, functions in functions_by_title.items():
         files_goal, functions_goal = GOALS[title]
         files = len({function.path for function in functions})
         inner = sum(function.name.endswith(COMPREHENSIONS) for function in functions)

@@ -133,7 +133,11 @@ def _create_lake(server: Seamark, scratch: Path, data: Path, files: int, layouts
 
 
 def _clone_table(client: IndexClient, source: tuple[str, str], target: tuple[str, str]) -> None:
-    """Create a table with the same files as `source`. Neither table deletes files."""
+    """Create a table with the same files as `source`.
+
+    The copy has `gc.enabled` = false, so the server never deletes the shared files for it. The benchmark deletes no
+    files of the source.
+    """
     loaded_table = client.load_table(source, history=True)
     metadata = json.loads(loaded_table.metadata)
     folder = Path(urlsplit(metadata["location"]).path).parents[1] / "/".join(target)

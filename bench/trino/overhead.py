@@ -46,19 +46,22 @@ _PAGE_START_BYTES = 4096
 """The part of a page that contains the URL of the next page."""
 
 
-async def run(folder: Path, *, quick: bool = False, statements: int = 5000, talked: int = 100_000) -> Report:
+async def run(
+    folder: Path, *, quick: bool = False, statements: int = 5000, simulated_statements: int = 100_000
+) -> Report:
     report = Report("trino_overhead", "What does the adapter cost a statement that it cannot help?", peer="Trino alone")
     runs, clients, size = (5, 20, PAGE_BYTES * 2) if quick else (RUNS, CLIENTS, RESULT_BYTES)
     if quick:
-        statements, talked = 40, 200
+        statements, simulated_statements = 40, 200
     with run_server_with_points(FILES, folder / "seamark") as server:
         with run_both_targets(folder, server) as targets:
             for case, sql in CASES.items():
                 await _compare_with_trino(report, case, sql, targets, runs)
             await _measure_many_clients(report, targets, clients)
             await _measure_repeats(report, "Trino", targets[1], statements, clients=8)
-        await _measure_protocol(report, folder, server, talked, size)
+        await _measure_protocol(report, folder, server, simulated_statements, size)
     report.notes.append(
+        "The adapter is Seamark's Trino proxy. "
         f"{runs} alternating runs of each statement, after {WARM_REQUESTS} as a warm-up, over a table of "
         f"{FILES} files. Coordinator, worker, proxy, Seamark and the client share the machine's cores. CPU is that of "
         "the proxy's process."
@@ -113,8 +116,8 @@ async def _measure_many_clients(report: Report, targets: Sequence[BenchTarget], 
     """Measure many concurrent clients with one connection and three statements each. Trino queues the statements."""
     case = f"{clients:,} clients at once"
     values: dict[str, dict[str, float]] = {}
-    seamark_target = targets[-1]
-    before_mb = seamark_target.read_rss_mb()
+    proxy_target = targets[-1]  # The other target is Trino alone.
+    before_mb = proxy_target.read_rss_mb()
     for target in targets:
         latencies, failures = await _run_together(target, clients, [CASES["SELECT 1"]] * 3)
         values[target.name] = {"p50": _compute_quantile(latencies, 0.5), "p99": _compute_quantile(latencies, 0.99)}
@@ -124,8 +127,8 @@ async def _measure_many_clients(report: Report, targets: Sequence[BenchTarget], 
     for measure, unit in (("p50", "ms"), ("p99", "ms"), ("failed", "")):
         row = {name: value[measure] for name, value in values.items()}
         report.rows.append(Row(case, measure, unit, row, peer=TRINO, goal=0.0 if measure == "failed" else None))
-    report.rows.append(Row(case, "adapter's memory, before", "MB", {OURS: before_mb}))
-    report.rows.append(Row(case, "adapter's memory, after", "MB", {OURS: seamark_target.read_rss_mb()}))
+    report.rows.append(Row(case, "memory of the Trino proxy, before", "MB", {OURS: before_mb}))
+    report.rows.append(Row(case, "memory of the Trino proxy, after", "MB", {OURS: proxy_target.read_rss_mb()}))
 
 
 async def _run_together(target: BenchTarget, clients: int, sqls: Sequence[str]) -> tuple[list[float], list[str]]:
@@ -210,7 +213,11 @@ async def _measure_protocol(report: Report, folder: Path, server: Seamark, state
 
 
 async def _report_per_request(report: Report, targets: Sequence[BenchTarget], runs: int) -> None:
-    case, statement_request = "SELECT 1, a talker behind", build_statement("SELECT 1")
+    """Measure the time and the CPU time of a request to the simulated coordinator, and to the proxy in front of it.
+
+    The proxy is the last target.
+    """
+    case, statement_request = "SELECT 1, simulated coordinator", build_statement("SELECT 1")
     values: dict[str, float] = {}
     cpu_us = 0.0
     for target in targets:
@@ -224,10 +231,15 @@ async def _report_per_request(report: Report, targets: Sequence[BenchTarget], ru
         cpu_us = 1e6 * (target.read_cpu_s() - before_s) / requests
         connection.close()
     report.rows.append(Row(case, "a request", "µs", values, peer=targets[0].name))
+    # `cpu_us` is that of the last target, the proxy.
     report.rows.append(Row(case, "adapter's CPU a request", "µs", {OURS: cpu_us}))
 
 
 async def _measure_pages(report: Report, targets: Sequence[BenchTarget], pages: int, page_bytes: int) -> None:
+    """Measure the bytes per second of a large result, and the growth of the proxy's memory.
+
+    The proxy is the last target.
+    """
     case = f"{pages * page_bytes >> 20:,} MB in {pages} page{'s' * (pages > 1)}"
     rates: dict[str, float] = {}
     for target in targets:
@@ -236,9 +248,9 @@ async def _measure_pages(report: Report, targets: Sequence[BenchTarget], pages: 
         if size < pages * page_bytes:
             raise LoadError(f"{target.name} gave {size} bytes of {pages * page_bytes}")
         rates[target.name] = size / seconds / 1e6
-        more_mb = peak_mb()
-    report.rows.append(Row(case, "through", "MB/s", rates, lower_is_better=False, peer=targets[0].name))
-    report.rows.append(Row(case, "adapter's memory, more at the peak", "MB", {OURS: more_mb}, goal=16.0))
+        memory_growth_mb = peak_mb()
+    report.rows.append(Row(case, "throughput", "MB/s", rates, lower_is_better=False, peer=targets[0].name))
+    report.rows.append(Row(case, "adapter's memory, more at the peak", "MB", {OURS: memory_growth_mb}, goal=16.0))
 
 
 async def _drain_statement(target: BenchTarget, sql: str) -> tuple[float, int]:

@@ -20,9 +20,9 @@ from bench.report import OURS, AnswersDiffer, Report, Row
 from bench.targets import BenchTarget
 from bench.trino.clients import StatementMeasurement, build_statement, run_statement_to_end
 from bench.trino.points import (
-    ALONE,
     INDEX_KIND_BY_COLUMN,
     NAMESPACE,
+    ONE_FILE_TABLE,
     ORDERED_COLUMN,
     ROWS,
     TABLE,
@@ -54,8 +54,10 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
                 f"{await _measure_without_proxy(targets[0], keys):.0f} ms"
             )
     report.notes += [
-        f"{files:,} files of {ROWS} rows, in the page cache; medians of {keys} keys, after {WARM_QUERIES}.",
-        "By min and max Trino leaves out the same files; what it saves there is reading the manifests of all.",
+        f"{files:,} files of {ROWS} rows, in the page cache; medians of {keys} keys, after {WARM_QUERIES} keys that "
+        "are not counted.",
+        "By min and max, Trino alone leaves out the same files. There, Seamark only saves Trino the reading of all "
+        "manifests.",
     ]
     return report
 
@@ -90,7 +92,7 @@ async def _measure_lookup(
 async def _measure_without_proxy(trino: BenchTarget, keys: int) -> float:
     connection = await Connection.open(trino.port)
     sqls = [
-        f"SELECT {ORDERED_COLUMN}, note FROM {ALONE} WHERE {ORDERED_COLUMN} = {number}"
+        f"SELECT {ORDERED_COLUMN}, note FROM {ONE_FILE_TABLE} WHERE {ORDERED_COLUMN} = {number}"
         for number in range(WARM_QUERIES + keys)
     ]
     results = [await run_statement_to_end(connection, build_statement(sql)) for sql in sqls]

@@ -30,8 +30,8 @@ from seamark.connector.write.target import WriteTarget
 from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES
 from tests.services.seamark import Seamark
 
-NAMESPACE, TABLE, ALONE = "bench", "points", "one"
-"""`ALONE` is a table with the rows of the first file only."""
+NAMESPACE, TABLE, ONE_FILE_TABLE = "bench", "points", "one"
+"""`ONE_FILE_TABLE` is a table with the rows of the first file only."""
 ROWS = 100
 """The number of rows in each file."""
 FILES_PER_COMMIT = 1000
@@ -60,22 +60,27 @@ def compute_key(column: str, number: int, files: int) -> int:
 
 
 def build_rows(file: int, files: int) -> pa.RecordBatch:
+    """Return the rows of data file number `file`, of `files` files.
+
+    An indexed column has the multiples of a prime, modulo the number of all rows, so its values are a permutation of
+    the row numbers.
+    """
     numbers = np.arange(file * ROWS, (file + 1) * ROWS)
     columns = {column: pa.array(numbers * step % (files * ROWS)) for column, step in _PRIME_BY_COLUMN.items()}
-    other_points = [
+    other_columns = [
         [f"CITY OF {number % 250:03d}" for number in numbers],
         numbers / 100,
         [f"Note about {number}" for number in numbers],
     ]
     schema = pa.schema([pa.field(name, _ARROW[kind]) for name, kind in _FIELDS.items()])
     return pa.RecordBatch.from_arrays(
-        [*columns.values(), pa.array(numbers), *map(pa.array, other_points)], schema=schema
+        [*columns.values(), pa.array(numbers), *map(pa.array, other_columns)], schema=schema
     )
 
 
 @contextmanager
 def run_server_with_points(files: int, home: Path) -> Iterator[Seamark]:
-    """Run a server, fill the table of points with `files` data files, and yield the server."""
+    """Run a server, fill the table for lookups of single rows with `files` data files, and yield the server."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(prefix="seamark-bench-", dir=memory if memory.is_dir() else None) as folder:
         env = {"SEAMARK_LOG_LEVEL": "warning"}
@@ -85,11 +90,12 @@ def run_server_with_points(files: int, home: Path) -> Iterator[Seamark]:
 
 
 def _fill_table(server: Seamark, files: int) -> None:
+    """Create the table for lookups, with indexes and `files` data files, and a table with only the first file."""
     with closing(IndexClient(server.base_url)) as client:
         client._request("POST", "/v1/namespaces", {}, json.dumps({"namespace": [NAMESPACE]}).encode())
-        for table in (TABLE, ALONE):
+        for table in (TABLE, ONE_FILE_TABLE):
             _create_table(client, table)
-        destination = open_destination(client, (NAMESPACE, ALONE))
+        destination = open_destination(client, (NAMESPACE, ONE_FILE_TABLE))
         destination.commit(client, write_batches(destination.target, [build_rows(0, files)]))
         for column, kind in INDEX_KIND_BY_COLUMN.items():
             fpp = FPP if kind == "bloom" else None

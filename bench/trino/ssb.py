@@ -50,8 +50,8 @@ class LayoutMeasurement:
     bound: int
     answers: dict[str, list[TrinoAnswer]] = field(default_factory=lambda: {OURS: [], DIRECT: []})
 
-    def compute_median(self, client_name: str, description: str) -> float:
-        return statistics.median(getattr(item, description) for item in self.answers[client_name])
+    def compute_median(self, client_name: str, attribute: str) -> float:
+        return statistics.median(getattr(item, attribute) for item in self.answers[client_name])
 
     @property
     def files(self) -> int:
@@ -109,6 +109,14 @@ async def run_large(folder: Path, *, quick: bool = False, rounds: int = 5) -> Re
 def _run_queries(
     bench: str, folder: Path, layouts: Sequence[FactLayout], scale: float, files: int, rounds: int, *flags: str
 ) -> Report:
+    """Run all queries on each layout, with and without the proxy, and return the report.
+
+    After the rounds, queries that were slower with the proxy than tolerated are measured again, because Trino's times
+    vary.
+
+    Args:
+        flags: Options of the proxy.
+    """
     with ExitStack() as stack:
         server, data = stack.enter_context(open_lake(folder, scale, files, layouts))
         oracle = stack.enter_context(closing(Oracle(data)))
@@ -120,7 +128,7 @@ def _run_queries(
             name: stack.enter_context(closing(TrinoConnection(url, trino.base_url)))
             for name, url in ((DIRECT, trino.base_url), (OURS, proxy.url))
         }
-        bounds = {
+        file_counts_by_layout = {
             layout.name: count_needed_files(client, layout, data) for layout in layouts if layout.base_layout is None
         }
         cases = []
@@ -129,16 +137,18 @@ def _run_queries(
             for number in range(-WARM_ROUNDS, rounds):
                 for query, sql in QUERIES.items():
                     if number == -WARM_ROUNDS:
-                        total, bound = bounds[layout.name][0], bounds[layout.name][1][query]
-                        cases += [LayoutMeasurement(item, query, total, bound) for item in similar_layouts]
+                        total, needed_files = file_counts_by_layout[layout.name]
+                        cases += [
+                            LayoutMeasurement(item, query, total, needed_files[query]) for item in similar_layouts
+                        ]
                     query_cases = [case for case in cases if case.query == query and case.layout in similar_layouts]
                     _run_alternately(
                         query_cases, sql, clients, oracle, is_reversed=number % 2 == 1, is_counted=number >= 0
                     )
-            doubtful = [case for case in cases if case.layout in similar_layouts and case.slower_ms > 0]
+            slower_cases = [case for case in cases if case.layout in similar_layouts and case.slower_ms > 0]
             for number in range(0 if rounds == 1 else DOUBTFUL_ROUNDS):
-                for query in dict.fromkeys(item.query for item in doubtful):
-                    query_cases = [item for item in doubtful if item.query == query]
+                for query in dict.fromkeys(item.query for item in slower_cases):
+                    query_cases = [item for item in slower_cases if item.query == query]
                     _run_alternately(
                         query_cases, QUERIES[query], clients, oracle, is_reversed=number % 2 == 1, is_counted=True
                     )
@@ -188,7 +198,7 @@ def _build_report(
     report = Report(
         bench,
         "How near do SSB's queries come to reading only the files that they need, and what is it worth to Trino?",
-        peer="the same Trino without the proxy; of files the bound",
+        peer="the same Trino without the proxy; for files, the number of files with a needed row",
     )
     by_layout = {layout.name: [case for case in cases if case.layout == layout] for layout in layouts}
     for layout in layouts:
@@ -199,8 +209,9 @@ def _build_report(
     report.notes += [
         f"SSB at scale {scale:g}; lineorder in up to {total:,} files; medians of {rounds} rounds, direct and by the "
         f"proxy in turns, after {WARM_ROUNDS} of each that are not counted. All answers equal DuckDB's.",
-        "Files are those of the facts that Trino was given; the bound is those that hold a row of the answer, joins "
-        "included. Fewer files: of splits that Trino read, as it leaves out files, too, while a join runs.",
+        "`files` is the number of files of the fact table that Trino received. The bound is the number of files with a "
+        "row that the answer needs after all joins. `Fewer files` compares the splits that Trino read, because Trino "
+        "alone also leaves out files while a join runs.",
         "Wall time is the client's, planning is Trino's own and lies within it.",
         f"Slower: wall time beyond what is allowed, {SLOWER_MAX - 1:.0%} or {SLOWER_MS_MAX:g} ms, whichever is more. "
         f"Queries that were slower after {rounds} rounds ran {DOUBTFUL_ROUNDS} times more, and all rounds count.",
@@ -256,7 +267,7 @@ def compute_geometric_mean(ratios: Sequence[float]) -> float:
 def _list_rows(case: LayoutMeasurement) -> list[Row]:
     name = f"{case.layout.label}, {case.query}"
     rows = [Row(name, "files", "files", {OURS: float(case.files), BOUND: float(case.bound)}, peer=BOUND)]
-    for measure, unit, description in (
+    for measure, unit, attribute in (
         ("wall", "ms", "wall_ms"),
         ("planning", "ms", "planning_ms"),
         ("splits", "splits", "splits"),
@@ -267,7 +278,7 @@ def _list_rows(case: LayoutMeasurement) -> list[Row]:
                 name,
                 measure,
                 unit,
-                {contender: case.compute_median(contender, description) for contender in (OURS, DIRECT)},
+                {contender: case.compute_median(contender, attribute) for contender in (OURS, DIRECT)},
                 peer=DIRECT,
             )
         )

@@ -54,6 +54,11 @@ class _Exchange(asyncio.Protocol):
             self._request_task.cancel()
 
     def data_received(self, data: bytes) -> None:
+        """Answer a request when all its bytes have arrived.
+
+        The steps of a statement are the POST (0), the queue (1), the pages with rows, and the end. The path of a GET
+        ends with the step.
+        """
         self._received_bytes += data
         head, reply_end, body = self._received_bytes.partition(b"\r\n\r\n")
         if not reply_end:
@@ -76,11 +81,14 @@ class _Exchange(asyncio.Protocol):
             step = int(last_part)
         pages, size = map(int, id_.split(b"_"))
         page_head, tail = _encode_page(base, id_, step, pages)
-        if 2 <= step < 2 + pages and size > _PIECE_BYTES:
+        has_rows = 2 <= step < 2 + pages
+        if has_rows and size > _PIECE_BYTES:
             self._request_task = asyncio.get_running_loop().create_task(self._write_rows(page_head, size, tail))
         else:
-            rows = b"x" * size if 2 <= step < 2 + pages else b""
-            self._transport.write(_HEAD + _encode_chunk(page_head + rows + tail)[:-2])
+            rows = b"x" * size if has_rows else b""
+            # Like Jetty, send the end of the chunk and the last chunk in a separate packet.
+            chunk = _encode_chunk(page_head + rows + tail).removesuffix(b"\r\n")
+            self._transport.write(_HEAD + chunk)
             asyncio.get_running_loop().call_soon(self._transport.write, b"\r\n0\r\n\r\n")
 
     async def _write_rows(self, head: bytes, size: int, tail: bytes) -> None:
@@ -115,11 +123,12 @@ def _encode_page(base: bytes, id_: bytes, step: int, pages: int) -> tuple[bytes,
 
 @contextmanager
 def run_upstream(folder: Path) -> Iterator[BenchTarget]:
+    """Run a process that answers like a Trino coordinator, without Trino, and yield it as a target."""
     port = choose_free_port()
     process = ManagedProcess([sys.executable, "-m", "bench.trino.upstream", str(port)], log=folder / "upstream.log")
     with process:
         process.start(lambda: is_http_ok(f"http://127.0.0.1:{port}/"), timeout_s=30)
-        yield BenchTarget("talker", f"http://127.0.0.1:{port}", (process.pid,), folder)
+        yield BenchTarget("simulated", f"http://127.0.0.1:{port}", (process.pid,), folder)
 
 
 async def _serve(port: int) -> None:

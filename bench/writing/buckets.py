@@ -51,8 +51,10 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         ):
             _compare_with_exchange(report, spark, case, query, rounds)
     report.notes += [
-        f"{rows:,} rows a table, in {BUCKETS} files. Medians of {rounds} in turns after one; of {equals} keys.",
-        f"{EXCHANGED}: the same tables, {next(iter(FORGOTTEN))} off. Iceberg's own reader, two cores.",
+        f"{rows:,} rows a table, in {BUCKETS} files. The figures are medians of {rounds} rounds, or of {equals} "
+        "keys for the rows of one key. One round or key before them is not counted.",
+        f"{EXCHANGED}: the same tables with {next(iter(FORGOTTEN))} = false. All use Iceberg's own reader, on two "
+        "cores.",
     ]
     return report
 
@@ -72,16 +74,17 @@ def _measure_equalities(report: Report, spark: SparkSession, rows: int, tables: 
                 files[name].append(_count_files(frame))
         if results != {1}:
             raise AnswersDiffer(f"{key} has {results} rows")
-    for measure, unit, bucket_values in (("time", "s", durations), ("files read", "", files)):
-        values = {name: float(statistics.median(measurements)) for name, measurements in bucket_values.items()}
+    for measure, unit, values_by_table in (("time", "s", durations), ("files read", "", files)):
+        values = {name: float(statistics.median(measurements)) for name, measurements in values_by_table.items()}
         report.rows.append(Row("rows of one key", measure, unit, values, peer=UNBUCKETED))
 
 
 def _compare_with_exchange(report: Report, spark: SparkSession, case: str, query: str, rounds: int) -> None:
+    """Measure a query with and without the use of buckets, in rounds of alternating order."""
     durations: dict[str, list[float]] = {name: [] for name in WAYS}
     exchanges: dict[str, int] = {}
     answers = set()
-    for round_number in range(rounds + 1):
+    for round_number in range(rounds + 1):  # The first round warms up and is not counted.
         for name in WAYS if round_number % 2 else reversed(WAYS):
             with configure_session(spark, WAYS[name]):
                 frame = spark.sql(query)

@@ -125,9 +125,9 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         ]
     report.rows.append(Row(case, "upserts, attempts a commit", "", {OURS: attempts}, peer=RETRYING))
     report.notes += [
-        f"{ROWS} rows a commit. Upserts are of keys that are there, each writer's in buckets of its own, in a table of"
-        f" {STORED_ROWS:,} rows in {BUCKETS} buckets with a record index.",
-        f"{RETRYING}: PyIceberg's own tries again, as many as by default, at the same server.",
+        f"{ROWS} rows a commit. Upserts replace stored rows of a table with {STORED_ROWS:,} rows in {BUCKETS} buckets"
+        " and a record index. No two writers write to the same bucket.",
+        f"{RETRYING}: PyIceberg without changes, which retries as often as by default, on the same server.",
     ]
     return report
 
@@ -197,6 +197,10 @@ def _try_commit(commit: Callable[[], int]) -> int:
 
 
 def _build_seamark_writer(job: Job) -> Callable[[pa.Table], int]:
+    """Return a function that writes a batch with Seamark's client, and returns the number of attempts of its commit.
+
+    The number is always 1 for appends, because `append` does not report its attempts.
+    """
     client, table_name = SeamarkClient(job.url), (NAMESPACE, job.table)
 
     def upsert_batch(rows: pa.Table) -> int:

@@ -210,11 +210,15 @@ def _append_batch(table: Any, batch: pa.Table, failures: list[str]) -> None:
 
 
 def _wait_until_clustered(client: IndexClient) -> None:
-    """Wait until no service has files to cluster."""
+    """Wait until no service has files to cluster.
+
+    Raises:
+        TimeoutError: There are such files after SETTLED_S.
+    """
     until_s = time.perf_counter() + SETTLED_S
     while any(problem["problem"] == "unclustered files" for problem in client.health(TABLES[OURS])["problems"]):
         if time.perf_counter() > until_s:
-            raise AnswersDiffer(f"files of the table are not clustered after {SETTLED_S:.0f} s")
+            raise TimeoutError(f"files of the table are not clustered after {SETTLED_S:.0f} s")
         time.sleep(0.5)
 
 
@@ -230,7 +234,7 @@ def _measure_tables(
     commits: int,
     plans: int,
 ) -> None:
-    """Measure both tables, and compare their rows for one condition with the appended rows.
+    """Measure both tables, and compare their rows for the last range with the appended rows.
 
     Raises:
         AnswersDiffer: A table returns another number of rows.
@@ -239,7 +243,8 @@ def _measure_tables(
     depths: dict[str, list[int]] = {name: [] for name in TABLES}
     opened_percents: dict[str, dict[str, list[float]]] = {name: {"point": [], "range": []} for name in TABLES}
     for round_number in range(plans):
-        for kind, condition in feed.build_conditions().items():
+        conditions = feed.build_conditions()
+        for kind, condition in conditions.items():
             # The order alternates, so that the plan of no table always comes first.
             for name in list(TABLES)[:: 1 if round_number % 2 else -1]:
                 tasks, total_bytes, seconds = _plan_as_reader(client, TABLES[name], condition)
@@ -248,10 +253,11 @@ def _measure_tables(
                     depths[name].append(len(tasks))
                 else:
                     opened_percents[name][kind].append(100 * sum(task.size_bytes for task in tasks) / total_bytes)
-    counts = {name: scan(client, table, ["id"], condition).to_arrow().num_rows for name, table in TABLES.items()}
-    expected = _count_matches(feed.rows, condition)
+    last_range = conditions["range"]
+    counts = {name: scan(client, table, ["id"], last_range).to_arrow().num_rows for name, table in TABLES.items()}
+    expected = _count_matches(feed.rows, last_range)
     if any(count != expected for count in counts.values()):
-        raise AnswersDiffer(f"{expected:,} rows match {condition}; the tables have {counts}")
+        raise AnswersDiffer(f"{expected:,} rows match {last_range}; the tables have {counts}")
     for name, measurement in measurements.items():
         table = catalog.load_table(TABLES[name])
         measurement.pyiceberg_ms = 1000 * _measure_s(lambda table=table: list(table.scan("customer = 7").plan_files()))
@@ -409,9 +415,10 @@ def _add_notes(
         f"The feed is {fed_bytes / 1e6:.1f} MB, the target size {TARGET_BYTES >> 20} MiB. A commit begins "
         f"{PAUSE_S} s after the one before. Snapshots expire after {MAX_AGE_MS // 1000} s. At least a minute passes "
         "between two rewrites.",
-        "Depth: files that the plan of a row's customer and item opens. A plan includes the load of the table.",
-        f"Below: after {', '.join(str(measurement.commits) for measurement in seamark_measurements[:-1])} commits, "
-        "and in the end.",
+        "The depth is the number of files that a plan for the customer and the item of one row opens. The time of a "
+        "plan includes the load of the table.",
+        "The following numbers were measured after "
+        f"{', '.join(str(measurement.commits) for measurement in seamark_measurements[:-1])} commits, and in the end.",
         *(f"{name}: {', '.join(map(show, seamark_measurements))}." for name, show in series.items()),
     ]
     for service in sorted({run["service"] for run in runs}):

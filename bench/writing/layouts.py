@@ -64,10 +64,10 @@ def _draw_strings(rng: Rng, rows: int) -> dict[str, Any]:
 
 
 def _draw_correlated(rng: Rng, rows: int) -> dict[str, Any]:
-    sorted_numbers = rng.integers(0, 1000, rows)
+    base_numbers = rng.integers(0, 1000, rows)
     return {
-        "a": sorted_numbers,
-        "b": sorted_numbers + rng.integers(1, 30, rows),
+        "a": base_numbers,
+        "b": base_numbers + rng.integers(1, 30, rows),
         "c": rng.integers(0, 500, rows),
         "d": rng.integers(0, 500, rows),
     }
@@ -128,16 +128,16 @@ def _measure_layout(
     report.rows.append(Row(row_set.name, f"seconds of the job, beside {SORT}", "s", seconds, peer=SORT))
 
 
-def _create_table(client: IndexClient, table: str, layout: pa.Table) -> None:
+def _create_table(client: IndexClient, table: str, rows: pa.Table) -> None:
     fields = [
         {"id": number, "name": field.name, "type": _TYPES[field.type], "required": False}
-        for number, field in enumerate(layout.schema, 1)
+        for number, field in enumerate(rows.schema, 1)
     ]
     schema = {"type": "struct", "schema-id": 0, "fields": fields}
     create_table(client, table, schema, properties={"format-version": "2"})
-    step = -(-layout.num_rows // FILES)
-    for start in range(0, layout.num_rows, step):
-        append(client, table, layout.slice(start, step))
+    step = -(-rows.num_rows // FILES)
+    for start in range(0, rows.num_rows, step):
+        append(client, table, rows.slice(start, step))
     size_bytes = sum(client.files(table)["file_size_in_bytes"].to_pylist())
     change_table_properties(client, table, {"write.target-file-size-bytes": str(size_bytes // FILES)}, ())
 

@@ -101,6 +101,12 @@ def _build_rows(first: int) -> pa.Table:
 
 
 def _add_rows(report: Report, commits: int, measured: dict[str, dict[str, float]]) -> None:
+    """Add a row for each measure and each peer.
+
+    Args:
+        measured: The values by name of the engine, for each measure. A measure is a name, with its unit in parentheses
+            unless the unit is ms.
+    """
     for measure, values in measured.items():
         for peer in (name for name in (IN_SPARK, IN_TRINO) if name in values):
             report.rows.append(
@@ -143,17 +149,20 @@ def _measure_statistics(
         for table in TABLES.values():
             append(client, table, _build_rows(number * ROWS))
 
-    fresh_works = {**operations, OURS: lambda: compute_statistics(client, TABLES[OURS])}
+    operations_after_commit = {**operations, OURS: lambda: compute_statistics(client, TABLES[OURS])}
     return {
         "statistics of the whole table": full_ms,
-        "statistics after one more commit": _measure_ms(fresh_works, rounds, commit_rows),
+        "statistics after one more commit": _measure_ms(operations_after_commit, rounds, commit_rows),
     }
 
 
 def _measure_ms(
     operations: dict[str, Callable[[], object]], rounds: int, prepare: Callable[[], None]
 ) -> dict[str, float]:
-    """Return the median milliseconds of each operation. `prepare` runs before each round."""
+    """Return the median milliseconds of each operation, without the first round, which warms up the engines.
+
+    `prepare` runs before each round.
+    """
     durations: dict[str, list[float]] = {name: [] for name in operations}
     for number in range(rounds + 1):
         prepare()

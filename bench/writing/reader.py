@@ -94,7 +94,7 @@ QUICK = (
 )
 PAGES = 100_000
 """The number of values of a key for a query that selects few pages, near the point of equal speed."""
-CLUSTERED_FILES = 100
+CLUSTERED_VALUES = 100
 """The number of values of the key by which the rows of each file are sorted."""
 READ_COLUMNS = ("id", "price", "quantity", "name")
 ICEBERG, CHOSEN = "iceberg", "chosen"
@@ -113,20 +113,26 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             ]
             report.notes.append(f"{size.label}{_describe_break_even(measurements)}")
     report.notes += [
-        f"Ours is taken below {BREAK_EVEN_FRACTION:.0%}, less {BREAK_EVEN_ROWS:,} rows.",
-        "6.4 M rows in row groups of 4 MB, and 30 M in such of 128 MB; 8 files each.",
-        "Count and sums over the four columns of the rows chosen; two cores. Wall clock, medians of rounds in turns.",
+        "`seamark.spark.read` chooses Seamark's reader if the rows on pages with a chosen row, plus "
+        f"{BREAK_EVEN_ROWS:,} rows, are fewer than {BREAK_EVEN_FRACTION:.0%} of the rows of the remaining files.",
+        "The tables have 6.4 M rows in row groups of 4 MB, and 30 M rows in row groups of 128 MB, in 8 files each.",
+        "A query counts the chosen rows and sums their four columns, on two cores. The times are medians of wall-clock "
+        "times of rounds in alternating order.",
     ]
     return report
 
 
 def _list_queries(size: TableSize) -> Iterator[tuple[str, str | None]]:
+    """Yield the name and the condition of each query. The condition None means all rows.
+
+    The first keys occur in any order, but the rows with the same value of `clustered` follow each other in each file.
+    """
     for distinct_count in size.distinct_counts:
         yield f"one row of {distinct_count:,}", f"k{distinct_count} = 3"
         if distinct_count == PAGES:
             yield f"three rows of {distinct_count:,}", f"k{distinct_count} IN (3, 4, 5)"
     yield "no row", "clustered = -1"
-    yield f"one row of {CLUSTERED_FILES}, side by side", "clustered = 3"
+    yield f"one row of {CLUSTERED_VALUES}, consecutive rows", "clustered = 3"
     yield "all rows", None
 
 
@@ -176,9 +182,13 @@ def _write_file(target: WriteTarget, size: TableSize, number: int) -> WrittenFil
 
 
 def _build_batches(size: TableSize, number: int) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of data file `number`.
+
+    The ids of all files are interleaved, so each file spans nearly the whole range of ids.
+    """
     rows, draw = size.rows // size.files, np.random.default_rng(number)
     schema = pa.schema([(name, ARROW[kind]) for name, kind in size.columns.items()])
-    clustered_files = np.sort(draw.integers(0, CLUSTERED_FILES, rows, dtype=np.int32))
+    clustered_values = np.sort(draw.integers(0, CLUSTERED_VALUES, rows, dtype=np.int32))
     names = pa.array([f"name {number}" for number in range(5_000)])
     for start in range(0, rows, _CHUNK_ROWS):
         count = min(_CHUNK_ROWS, rows - start)
@@ -188,7 +198,7 @@ def _build_batches(size: TableSize, number: int) -> Iterator[pa.RecordBatch]:
                 f"k{distinct_count}": draw.integers(0, distinct_count, count, dtype=np.int32)
                 for distinct_count in size.distinct_counts
             },
-            "clustered": clustered_files[start : start + count],
+            "clustered": clustered_values[start : start + count],
             "price": draw.integers(100, 1_000_000, count) / 100,
             "quantity": draw.integers(1, 51, count, dtype=np.int32),
             "name": names.take(pa.array(draw.integers(0, len(names), count))),
@@ -227,12 +237,11 @@ def _compare_readers(
         Row(case, "read", "MB", {name: statistics.median(each) for name, each in actual.items()}, peer=ICEBERG),
     ]
     plan = ways[CHOSEN]()._jdf.queryExecution().executedPlan().toString()
-    reader = "ours" if "BatchScan seamark" in plan else "Iceberg's"
+    reader = "Seamark's" if "BatchScan seamark" in plan else "Iceberg's"
     row_numbers = _find_rows(lake.client, table, where)
     report.notes.append(
-        f"{case}: {row_numbers.chosen:,} rows chosen, pages with one have {row_numbers.touched:,} "
-        f"of the {row_numbers.planned:,} "
-        f"in the files that are left; the reading function takes {reader}."
+        f"{case}: {row_numbers.chosen:,} rows are chosen. The pages with a chosen row have {row_numbers.touched:,} of "
+        f"the {row_numbers.planned:,} rows of the remaining files. `seamark.spark.read` chooses {reader} reader."
     )
     return (row_numbers.touched / row_numbers.planned if row_numbers.planned else 1.0), time_row.compute_ratio() or 0.0
 

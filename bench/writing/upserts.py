@@ -65,9 +65,9 @@ class RunSizes:
     """The sizes and numbers of rounds of a run.
 
     Attributes:
-        bases: The folder in which the tables are stored from which each run starts.
+        bases: The folder of the base tables. Each run starts with copies of them.
         rounds: The number of measured batches of each writer.
-        warm_steps: The number of batches that each writer writes before.
+        warm_steps: The number of batches that each writer writes before the measured batches.
         copied_max: The largest table, in rows, for which copy-on-write is measured.
         hudi_max: The largest table, in rows, for which Hudi is measured.
         tunings: The settings of MERGE INTO that are tried, of which the fastest is measured.
@@ -147,13 +147,13 @@ async def run(
     folder: Path, *, quick: bool = False, sizes: Sequence[int] = SIZES, batches: int = ageing.BATCHES
 ) -> Report:
     report = Report("writing_upserts", "What does a batch of 10,000 rows cost?", peer="as the row says")
-    plan = RunSizes(BASES)
+    run_sizes = RunSizes(BASES)
     if quick:
         first = {item.mode: item for item in reversed(TUNINGS)}
         sizes, batches = QUICK_SIZES, 4
-        plan = RunSizes(folder / "bases", 1, 0, sizes[0], sizes[0], tuple(first.values()))
+        run_sizes = RunSizes(folder / "bases", 1, 0, sizes[0], sizes[0], tuple(first.values()))
     with ExitStack() as stack:
-        lake_for_run = stack.enter_context(open_lake(folder, plan.bases))
+        lake_for_run = stack.enter_context(open_lake(folder, run_sizes.bases))
         add_hadoop_catalog(lake_for_run.spark, folder / "hadoop")
         peer = (
             stack.enter_context(hudi.open_session("bench.writing.hudi_peer", folder / "hudi"))
@@ -165,11 +165,15 @@ async def run(
         drawn_batches = {rows: Batches(rows, folder) for rows in sizes}
         for rows in sizes:
             tables[rows] = [
-                *_prepare_our_writers(lake_for_run, rows, plan),
+                *_prepare_our_writers(lake_for_run, rows, run_sizes),
                 *_measure_merge(
-                    report, lake_for_run.spark, drawn_batches[rows], folder / "hadoop", plan, tuning_by_size
+                    report, lake_for_run.spark, drawn_batches[rows], folder / "hadoop", run_sizes, tuning_by_size
                 ),
-                *([] if peer is None or rows > plan.hudi_max else _prepare_hudi_writers(peer, rows, folder, plan)),
+                *(
+                    []
+                    if peer is None or rows > run_sizes.hudi_max
+                    else _prepare_hudi_writers(peer, rows, folder, run_sizes)
+                ),
             ]
         _run_rounds(tables, drawn_batches)
         for rows in sizes:
@@ -177,24 +181,24 @@ async def run(
                 table.check(drawn_batches[rows])
             _report_rows(report, rows, tables[rows])
         _report_growth_with_rows(report, tables)
-        aged_rows = max((rows for rows in sizes if rows <= plan.copied_max), default=min(sizes))
+        aged_rows = max((rows for rows in sizes if rows <= run_sizes.copied_max), default=min(sizes))
         for layout, strategy in ((FLAT, None), (BUCKETED, EQUALITY)):
             ageing.measure_ageing(
                 report,
                 lake_for_run,
                 aged_rows,
                 batches,
-                plan.bases,
+                run_sizes.bases,
                 layout=layout,
                 strategy=strategy,
                 rounds=1 if quick or strategy else 5,
             )
     report.notes += [
         f"Batches of {BATCH_ROWS:,} rows, {UPDATED_FRACTION:.0%} of them of stored keys; ten columns, UUIDs as keys, 16"
-        " data files or buckets; format version 3. Medians of"
-        f" {ROUNDS} batches each, of {SLOW_ROUNDS} where one takes over {SLOW_S:.0f} s; two before are not counted, one"
-        f" where it takes over {VERY_SLOW_S:.0f} s.",
-        f"{TASKS}: as of batches that are too large for the driver (driver_rows=0).",
+        " data files or buckets; format version 3.",
+        f"A time is the median of {ROUNDS} batches, or of {SLOW_ROUNDS} if a batch takes over {SLOW_S:.0f} s. Before"
+        f" them, a writer writes two batches that are not counted, or one if a batch takes over {VERY_SLOW_S:.0f} s.",
+        f"{TASKS}: the batches are handled as if they were too large for the driver (driver_rows=0).",
     ]
     if peer is None:
         report.notes.append("Hudi is not here: `make hudi`.")
@@ -204,45 +208,45 @@ async def run(
 # The writers
 
 
-def _prepare_our_writers(lake: WritingLake, rows: int, plan: RunSizes) -> Iterator[WriterMeasurements]:
+def _prepare_our_writers(lake: WritingLake, rows: int, sizes: RunSizes) -> Iterator[WriterMeasurements]:
     kinds = [
         (PYTHON, MERGE_ON_READ, RECORD),
         (PYSPARK, MERGE_ON_READ, RECORD),
         (PYTHON, MERGE_ON_READ, BLIND),
         (PYSPARK, MERGE_ON_READ, BLIND),
     ]
-    if rows <= plan.copied_max:
+    if rows <= sizes.copied_max:
         kinds += [
             (TASKS, MERGE_ON_READ, RECORD),
             (PYSPARK, MERGE_ON_READ, BUCKET),
             (PYSPARK, COPY_ON_WRITE, BUCKET),
         ]
-    for number, (strategy, mode, table_location) in enumerate(kinds):
-        base_table = open_base(rows, FLAT if table_location == RECORD else BUCKETED, bases=plan.bases)
-        table = lake.clone_table(base_table, f"u{rows}_{number}", mode=mode, is_indexed=table_location == RECORD)
-        name, blind = f"{strategy}, {table_location}", EQUALITY if table_location == BLIND else None
+    for number, (writer_kind, mode, lookup_method) in enumerate(kinds):
+        base_table = open_base(rows, FLAT if lookup_method == RECORD else BUCKETED, bases=sizes.bases)
+        table = lake.clone_table(base_table, f"u{rows}_{number}", mode=mode, is_indexed=lookup_method == RECORD)
+        name, equality_strategy = f"{writer_kind}, {lookup_method}", EQUALITY if lookup_method == BLIND else None
         writer = (
-            PythonWriter(name, table, strategy=blind)
-            if strategy == PYTHON
-            else SparkFrameWriter(name, table, strategy=blind, by_tasks=strategy == TASKS)
+            PythonWriter(name, table, strategy=equality_strategy)
+            if writer_kind == PYTHON
+            else SparkFrameWriter(name, table, strategy=equality_strategy, by_tasks=writer_kind == TASKS)
         )
-        yield WriterMeasurements(writer, mode, strategy, plan.warm_steps, plan.rounds)
+        yield WriterMeasurements(writer, mode, writer_kind, sizes.warm_steps, sizes.rounds)
 
 
 def _measure_merge(
-    report: Report, spark: SparkSession, batches: Batches, warehouse: Path, plan: RunSizes, tuned: dict[str, Tuning]
+    report: Report, spark: SparkSession, batches: Batches, warehouse: Path, sizes: RunSizes, tuned: dict[str, Tuning]
 ) -> Iterator[WriterMeasurements]:
     """Yield the measurements of MERGE INTO with the fastest tuning of each mode.
 
     If the table is too large to try all tunings, the tuning is that of the previous size.
     """
     rows = batches.base_rows
-    for mode in (MERGE_ON_READ, COPY_ON_WRITE) if rows <= plan.copied_max else (MERGE_ON_READ,):
-        tried_tunings = [tuning for tuning in plan.tunings if tuning.mode == mode]
+    for mode in (MERGE_ON_READ, COPY_ON_WRITE) if rows <= sizes.copied_max else (MERGE_ON_READ,):
+        tried_tunings = [tuning for tuning in sizes.tunings if tuning.mode == mode]
         if rows > TRIED_MAX and mode in tuned:
             tried_tunings = [tuned[mode]]
         writers = [
-            _open_merge_writer(spark, tried_tuning, rows, number, warehouse, plan.bases)
+            _open_merge_writer(spark, tried_tuning, rows, number, warehouse, sizes.bases)
             for number, tried_tuning in enumerate(tried_tunings)
         ]
         measurements = [WriterMeasurements(writer, mode, MERGE, warm_steps=1, rounds=1) for writer in writers]
@@ -264,8 +268,8 @@ def _measure_merge(
         best = measurements[0]
         tuned[mode] = next(writer.tuning_options for writer in writers if writer is best.writer)
         # The writer keeps its table and is already warm.
-        rounds = min(plan.rounds, SLOW_ROUNDS) if best.last_s > SLOW_S else plan.rounds
-        warm_steps = len(best.applied_batches) or plan.warm_steps
+        rounds = min(sizes.rounds, SLOW_ROUNDS) if best.last_s > SLOW_S else sizes.rounds
+        warm_steps = len(best.applied_batches) or sizes.warm_steps
         yield WriterMeasurements(
             best.writer, mode, MERGE, warm_steps, rounds, last_s=best.last_s, applied_batches=best.applied_batches
         )
@@ -279,12 +283,12 @@ def _open_merge_writer(
 
 
 def _prepare_hudi_writers(
-    peer: hudi.HudiSession, rows: int, folder: Path, plan: RunSizes
+    peer: hudi.HudiSession, rows: int, folder: Path, sizes: RunSizes
 ) -> Iterator[WriterMeasurements]:
-    for mode in (MERGE_ON_READ, COPY_ON_WRITE) if rows <= plan.copied_max else (MERGE_ON_READ,):
-        base_table = open_base(rows, BUCKETED, bases=plan.bases)
-        writer = HudiWriter(HUDI, base_table, peer, folder / f"h{rows}-{mode}", mode=mode, bases=plan.bases)
-        yield WriterMeasurements(writer, mode, HUDI, plan.warm_steps, plan.rounds)
+    for mode in (MERGE_ON_READ, COPY_ON_WRITE) if rows <= sizes.copied_max else (MERGE_ON_READ,):
+        base_table = open_base(rows, BUCKETED, bases=sizes.bases)
+        writer = HudiWriter(HUDI, base_table, peer, folder / f"h{rows}-{mode}", mode=mode, bases=sizes.bases)
+        yield WriterMeasurements(writer, mode, HUDI, sizes.warm_steps, sizes.rounds)
 
 
 # How they are measured
@@ -342,7 +346,7 @@ def _choose_goal(strategy: str, peer: str, mode: str, rows: int) -> float | None
 
 def _report_growth_with_rows(report: Report, tables: dict[int, list[WriterMeasurements]]) -> None:
     """Compare the times of merge-on-read in the largest table with those in the smallest table."""
-    small_upsert, large_upsert = (
+    medians_of_small_table, medians_of_large_table = (
         {
             table.writer.name if table.strategy != MERGE else MERGE: table.median
             for table in tables[rows]
@@ -351,9 +355,11 @@ def _report_growth_with_rows(report: Report, tables: dict[int, list[WriterMeasur
         for rows in (min(tables), max(tables))
     )
     case = f"{max(tables):,} rows beside {min(tables):,}"
-    for name in large_upsert:
-        if name not in (MERGE, HUDI) and name in small_upsert:
+    for name in medians_of_large_table:
+        if name not in (MERGE, HUDI) and name in medians_of_small_table:
             # Without a record index, the writer reads the keys of all rows in the buckets, so its time grows.
             goal = None if name.endswith(BUCKET) else GROWTH_GOAL
-            report.rows.append(Row(case, name, "×", {OURS: large_upsert[name] / small_upsert[name]}, goal=goal))
-    report.rows.append(Row(case, "MERGE", "×", {MERGE: large_upsert[MERGE] / small_upsert[MERGE]}))
+            report.rows.append(
+                Row(case, name, "×", {OURS: medians_of_large_table[name] / medians_of_small_table[name]}, goal=goal)
+            )
+    report.rows.append(Row(case, "MERGE", "×", {MERGE: medians_of_large_table[MERGE] / medians_of_small_table[MERGE]}))

@@ -36,7 +36,12 @@ class BenchWriter(Protocol):
     """The folder of the table's own files."""
 
     def upsert(self, batch: RowBatch) -> float | None:
-        """Write a batch. Return the seconds if they differ from the time that the caller measures."""
+        """Write a batch.
+
+        Returns:
+            The seconds that count for the benchmark, if they are only a part of the call. Otherwise None: then the
+            time of the whole call counts.
+        """
         ...
 
     def count_rows_by_version(self) -> dict[int, int]:
@@ -188,5 +193,5 @@ def sum_bytes_read_since(bytes_before: Mapping[int, int]) -> int:
 
 
 def list_file_sizes(folder: Path) -> dict[Path, int]:
-    """Return the sizes of the files by path."""
+    """Return the sizes of the files by path, without the checksum files (`.crc`) that Hadoop adds."""
     return {path: path.stat().st_size for path in folder.rglob("*") if path.is_file() and path.suffix != ".crc"}

@@ -33,7 +33,7 @@ def retained() -> None:
 @click.argument("namespace", required=False)
 @server_command
 def list_command(client: IndexClient, namespace: str | None, as_json: bool) -> None:
-    """List the dropped entries of NAMESPACE, or of the whole catalog."""
+    """List the dropped entries of NAMESPACE, or of the whole catalog, that still reserve their locations."""
     entries = list(list_retained_entries(client, None if namespace is None else split_name(namespace)))
     if as_json:
         print_json(entries)

@@ -167,7 +167,11 @@ def create(
 
 
 def _parse_field(number: int, text: str) -> dict[str, Any]:
-    """Convert the text NAME:TYPE of an option `--column` to the JSON of a schema field."""
+    """Convert the text NAME:TYPE of an option `--column` to the JSON of a schema field.
+
+    Raises:
+        UsageError: The type is missing or unknown.
+    """
     name, colon, kind = text.rpartition(":")
     if not colon or not name:
         raise click.UsageError(f"--column {text!r} has no type; write NAME:TYPE, for example id:long")
@@ -185,7 +189,11 @@ def _parse_field(number: int, text: str) -> dict[str, Any]:
 
 
 def _parse_spec(terms: Sequence[str], fields: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Convert the texts of the options `--partition` to the JSON of a partition spec."""
+    """Convert the texts of the options `--partition` to the JSON of a partition spec.
+
+    Raises:
+        UsageError: A text is invalid, or names an unknown column.
+    """
     ids = {field["name"]: field["id"] for field in fields}
     parts = []
     for text in terms:

@@ -54,7 +54,7 @@ def forbid_changes() -> bool:
 
 
 def forbid_reads_except(folders: Iterable[str]) -> bool:
-    """Prevent the process from opening files outside some folders, except the files that Python and the system need.
+    """Prevent the process from reading files outside some folders, except the files that Python and the system need.
 
     Returns:
         False if the kernel has no Landlock.
@@ -77,8 +77,8 @@ def confine_files(
     Args:
         readable: The folders whose files the process can read.
         writable: The folders whose files the process can also write, create and remove.
-        connectable: The TCP ports to which the process can connect, or None for all ports. The process cannot listen on
-            any port.
+        connectable: The TCP ports to which the process can connect. The process then cannot listen on any port. If
+            this is None, ports are not restricted.
 
     Returns:
         False if the kernel has no Landlock.
@@ -121,7 +121,7 @@ def _restrict_process(
         handled_rights: The accesses that are restricted.
         rights: The accesses that remain allowed, by file or folder.
         ports: The TCP ports to which the process can connect, or None for all ports.
-        scopes: The scopes that are restricted.
+        scopes: What is also forbidden outside of this process, as bits: signals, and connections to abstract sockets.
 
     Raises:
         OSError: The kernel refuses a rule.
@@ -147,6 +147,14 @@ def _restrict_process(
 
 
 def _allow_path(ruleset: int, access: int, path: str) -> None:
+    """Allow access to a path in a set of Landlock rules.
+
+    Args:
+        ruleset: The file descriptor of the set of rules.
+        access: The allowed operations, as bits. Operations on folders are left out for a file, because Landlock refuses
+            a rule that allows them.
+        path: The file or folder.
+    """
     descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         possible_access = access if os.path.isdir(path) else access & _FILE

@@ -39,7 +39,7 @@ def check_java() -> Iterator[CheckResult]:
         yield CheckResult("Java for Spark", f"{java} is version {version}")
     java_25, home_25 = os.environ.get("JAVA25"), find_java_25_home()
     if home_25 is not None:
-        yield CheckResult("Java for Trino", f"{home_25} is version {_release_version(home_25)}")
+        yield CheckResult("Java for Trino", f"{home_25} is version {_read_release_version(home_25)}")
     elif java_25:
         fix = f"Set JAVA25 to the home of a JDK {JAVA_TRINO} or newer, or unset it"
         yield CheckResult("Java for Trino", f"JAVA25 is {java_25}, which is no JDK {JAVA_TRINO}", fix, is_fault=True)
@@ -62,10 +62,10 @@ def find_java_25_home() -> Path | None:
     """Return the home of a JDK 25 or newer: the value of the variable `JAVA25`, or the first JDK below /usr/lib/jvm."""
     java_25 = os.environ.get("JAVA25")
     homes = [Path(java_25)] if java_25 else sorted(_JVMS.glob("*"))
-    return next((home for home in homes if (_release_version(home) or 0) >= JAVA_TRINO), None)
+    return next((home for home in homes if (_read_release_version(home) or 0) >= JAVA_TRINO), None)
 
 
-def _release_version(home: Path) -> int | None:
+def _read_release_version(home: Path) -> int | None:
     try:
         match = re.search(r'JAVA_VERSION="(\d+)', (home / "release").read_text())
     except (OSError, UnicodeDecodeError):

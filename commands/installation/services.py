@@ -47,6 +47,7 @@ def check_worker(settings: Settings) -> Iterator[CheckResult]:
 def check_services(client: SeamarkClient) -> Iterator[CheckResult]:
     """Check that a server runs table services, and that their latest jobs did not fail."""
     try:
+        # A server whose answer lacks the state is reported as running.
         state = read_service_jobs(client).get("services") or {"running": True}
         runs = list(client.timeline(action=MAINTENANCE, newest_first=True, limit=_SEARCHED_RUNS_MAX))
     except ClientError as error:

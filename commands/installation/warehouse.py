@@ -52,7 +52,12 @@ def _check_creatable(folder: Path) -> CheckResult:
 
 
 async def _probe_storage(settings: Settings, root: str) -> None:
-    """Write, read and delete an object. Errors of the storage are raised unchanged."""
+    """Write, read and delete an object. Errors of the storage are raised unchanged.
+
+    Raises:
+        RetryLater: The content that was read differs from the content that was written.
+        TimeoutError: The storage does not answer within `TIMEOUT_S`.
+    """
     clock = SystemClock()
     location = f"{root}/seamark-doctor-{clock.uuid4()}"
     async with asyncio.timeout(TIMEOUT_S), open_objects(settings, clock) as objects:

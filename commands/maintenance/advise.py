@@ -118,7 +118,7 @@ def _format_commands(commands: list[str]) -> str:
 
 
 def _show_files(files: float) -> str:
-    """Return the mean number of files. A small mean has a decimal, because it is not 0."""
+    """Return the mean number of files. A small mean has a decimal, so that it is not shown as 0."""
     if 0 < files < 0.05:  # It would be rounded to 0.0.
         return "< 0.1"
     return f"{files:,.0f}" if files >= 10 or files == int(files) else f"{files:,.1f}"

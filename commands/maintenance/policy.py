@@ -139,7 +139,10 @@ def _apply_changes(
     is_namespace: bool,
     as_json: bool,
 ) -> None:
-    """Change a table or a namespace. Print the policy of the table."""
+    """Change the policy of a table or a namespace.
+
+    For a table, print its policy. For a namespace, print when its tables follow the change, or the change as JSON.
+    """
     if not is_namespace:
         if updates or removals:
             change_table_properties(client, name, updates, removals)

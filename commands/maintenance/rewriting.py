@@ -42,7 +42,10 @@ wait_option = click.option(
 
 @contextmanager
 def quiet_logs() -> Iterator[None]:
-    """Print only warnings while the context is active, on stderr, because a command prints its result itself."""
+    """Print only warnings while the context is active, on stderr, because a command prints its result itself.
+
+    If logging is already configured, the configuration stays.
+    """
     if structlog.is_configured():
         yield
         return

@@ -224,8 +224,8 @@ def _format_manifests_result(report: Mapping[str, Any], table: str, *, dry_run: 
         lines.append(
             f"{report['manifests-before']:,} of {show_count(report['manifests'], 'manifest')} of {table} {verb} "
             f"{report['manifests-after']:,}; the files of a partition are in "
-            f"{report['partition-manifests-after']:g} of them on average, before in "
-            f"{report['partition-manifests-before']:g}."
+            f"{report['partition-manifests-after']:g} of them on average; before, they were "
+            f"in {report['partition-manifests-before']:g}."
         )
     if repaired_files := report["files-repaired"]:
         verb = "would be" if dry_run else "were"

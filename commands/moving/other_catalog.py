@@ -111,6 +111,7 @@ def show_results(results: Iterable[Result], *, as_json: bool, action: str) -> No
     entries: list[dict[str, Any]] = []
     counts: Counter[str] = Counter()
     for result in results:
+        # The printed counts are of tables and views. A namespace counts only if it was refused or is gone.
         counts[result.outcome] += result.kind != "namespace" or result.outcome in ("refused", "gone")
         if as_json:
             entries.append(

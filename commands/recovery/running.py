@@ -76,7 +76,7 @@ def run_offline(
         os.umask(PRIVATE_UMASK)
         for path in prepare_home(settings) if creates else make_private(settings):
             say(f"{path} could be read by other accounts; it is private now", err=True)
-        with _lock_home(settings, is_locked=is_locked):
+        with _lock_home(settings, takes_lock=is_locked):
             if warehouse_name is not None:
                 settings = asyncio.run(find_warehouse_settings(settings, SystemClock(), warehouse_name))
             return asyncio.run(work(settings))
@@ -87,8 +87,8 @@ def run_offline(
 
 
 @contextmanager
-def _lock_home(settings: Settings, *, is_locked: bool) -> Iterator[None]:
-    if is_locked and settings.home.is_dir():
+def _lock_home(settings: Settings, *, takes_lock: bool) -> Iterator[None]:
+    if takes_lock and settings.home.is_dir():
         with lock_home(settings, click.get_current_context().command_path):
             yield
     else:

@@ -132,14 +132,14 @@ async def explain_query(call: Call, body: ExplainQueryRequest) -> web.Response:
     unknown_column_notes = await read_in_turn(call, len(body.query), find_unknown)
     explanations = []
     for number, reference in sorted(references.items(), key=lambda item: item[1].start):
-        requested_joins = requested_joins_by_reference.get(number, []), unrequested_reasons[number]
         plan = await _explain_table(
             call,
             body.query,
             paths[reference.key],
             tables_by_key[reference.key],
             reference,
-            requested_joins,
+            requested_joins_by_reference.get(number, []),
+            unrequested_reasons[number],
             unknown_column_notes,
         )
         explanations.append(plan)
@@ -151,7 +151,11 @@ async def explain_query(call: Call, body: ExplainQueryRequest) -> web.Response:
 def _make_path(parts: tuple[str, ...], default: list[str]) -> tuple[str, ...]:
     """Return the levels of the namespace and the name of the table.
 
-    If `parts` has three items, the first item is a catalog and is omitted.
+    If `parts` has three items, the first item is a catalog and is omitted. Dots in the item before the name separate
+    the levels of the namespace. Without this item, the argument `default` is the namespace.
+
+    Raises:
+        BadRequest: The table has no namespace, or a name is invalid.
     """
     namespace = parts[-2].split(".") if len(parts) > 1 else default
     if not namespace:
@@ -209,7 +213,8 @@ async def _explain_table(
     path: tuple[str, ...],
     table: LoadedTable,
     reference: query_tables.QueriedTable,
-    requested_joins: tuple[list[JoinSpec], list[str]],
+    requested_joins: list[JoinSpec],
+    unrequested_reasons: list[str],
     notes: dict[str, str],
 ) -> TableExplanation:
     """Return the explanation of one table reference.
@@ -220,11 +225,11 @@ async def _explain_table(
         path: The levels of the table's namespace and its name.
         table: The table.
         reference: The reference in the query.
-        requested_joins: The requested joins, and the reasons why other joins are not requested.
+        requested_joins: The joins with other tables that the query allows.
+        unrequested_reasons: The reasons why other joins are not requested.
         notes: The reasons why parts of the query are not used, by part.
     """
     scan, metadata = reference.scan, table.metadata
-    joins_to_explain, unrequested_reasons = requested_joins
     expression: Expression = TRUE
     if scan.condition is not None and scan.filter is not None:
         schemas = metadata.current_schema, metadata.schemas
@@ -247,7 +252,7 @@ async def _explain_table(
                 nan_above=True,
             ),
             sql_filter,
-            joins_to_explain,
+            requested_joins,
             unrequested_reasons=unrequested_reasons,
             max_kept_fraction=rewrites.MAX_KEPT_FRACTION,
         )

@@ -58,7 +58,7 @@ class Query(Protocol):
     def names(self) -> Mapping[Hashable, tuple[str, ...]]: ...
 
     def list_references(self, columns: Mapping[Hashable, Columns]) -> dict[int, QueriedTable]:
-        """Return the table references by their numbers in joins.
+        """Return the references to tables, by the numbers with which joins refer to them.
 
         Args:
             columns: The columns of each table, by the key of its name.
@@ -84,6 +84,11 @@ class _TrinoQuery:
     """A query in Trino's SQL."""
 
     def __init__(self, text: str) -> None:
+        """Parse the query.
+
+        Raises:
+            UnsupportedStatement: The text is not a supported query, or reads no table.
+        """
         self._text = text
         self.names: dict[Hashable, tuple[str, ...]] = {}
 
@@ -131,6 +136,9 @@ class _DuckDBQuery:
 
         Args:
             columns: The columns of the tables, by the number of the reference.
+
+        Raises:
+            BadRequest: The query cannot be analysed.
         """
         known_columns = {number: columns[number] for number in self._references if number in columns}
         marks = {mark_name(number): number for number in known_columns}

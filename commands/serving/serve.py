@@ -48,6 +48,7 @@ def serve(config: Path | None, **flags: Any) -> None:
 
 
 def _serve(settings: Settings) -> None:
+    """Prepare the home folder and the warehouse, and run the server with the lock of the home folder."""
     # The server's own files are private. Files of tables outside the home folder keep the usual modes.
     umask = os.umask(PRIVATE_UMASK)
     settings = dataclasses.replace(settings, warehouse_umask=settings.warehouse_umask or f"{umask:03o}")

@@ -73,6 +73,8 @@ class _Worker:
 def supervise(settings: Settings, sock: socket.socket, on_ready: Callable[[], None]) -> None:
     """Run `settings.workers` processes on the port of `sock` until SIGTERM or SIGINT.
 
+    The metrics of all processes are in files of one folder. Files of an earlier run are removed first.
+
     Raises:
         ConfigError: The first start fails because of the configuration.
     """
@@ -125,7 +127,11 @@ class Supervisor:
         self._is_stopping = True
 
     def _step(self) -> None:
-        """Start due workers, stop workers if the supervisor is stopping, then wait for events and handle them."""
+        """Start due workers, stop workers if the supervisor is stopping, then wait for events and handle them.
+
+        Raises:
+            ConfigError: The configuration is invalid, and no worker has been ready yet.
+        """
         now_s = self._clock.monotonic()
         for worker in self._workers:
             if worker.process is None and not self._is_stopping and worker.due_s <= now_s:
@@ -161,7 +167,11 @@ class Supervisor:
         worker.pipe, worker.started_s = receiver, self._clock.monotonic()
 
     def _receive(self, worker: _Worker) -> None:
-        """Handle the message of a worker, which is ready or could not start."""
+        """Handle the message of a worker, which is ready or could not start.
+
+        Raises:
+            ConfigError: The configuration is invalid, and no worker has been ready yet.
+        """
         assert worker.pipe is not None
         try:
             message: str = worker.pipe.recv()
@@ -179,7 +189,8 @@ class Supervisor:
     def _handle_exit(self, worker: _Worker) -> None:
         """Record the end of a worker, and choose the time of its next start.
 
-        A worker that ran for a long time starts again at once. After repeated failures, each wait is twice as long.
+        A worker that ran for more than `STEADY_S` seconds starts again at once. After repeated failures, each wait is
+        twice as long.
         """
         assert worker.process is not None
         process, worker.process = worker.process, None
@@ -214,7 +225,11 @@ class Supervisor:
 
 
 def _run_worker(settings: Settings, number: int, pipe: Connection) -> None:
-    """Run a worker process until it ends."""
+    """Run a worker process until it ends.
+
+    When the worker is ready, it sends `ready` to the supervisor. After a ConfigError, it sends the message, because
+    only the supervisor reports it.
+    """
     os.umask(PRIVATE_UMASK)
     configure_logging(settings, number)
     try:

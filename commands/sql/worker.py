@@ -110,6 +110,7 @@ class AnswerWriter:
 
 
 def main() -> None:
+    """Run the parent of the worker processes. It imports the modules that each child would otherwise import."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C stops the server, which then ends this process.
     control_descriptor, memory_bytes, time_s = sys.argv[1:]
     for name in _IMPORTED_BY_DUCKDB:
@@ -197,7 +198,7 @@ def _run_child(request_fd: int, answer_fd: int, *, memory_bytes: int, time_s: fl
     """
     os.setsid()
     os.dup2(request_fd, 0)
-    os.dup2(2, 1)  # Libraries that print must not damage the frames.
+    os.dup2(2, 1)  # Libraries that print must not write into the answer.
     restrict_process(memory_bytes=memory_bytes, time_s=time_s)
     with os.fdopen(0, "rb", closefd=False) as source, os.fdopen(answer_fd, "wb", closefd=False) as stream:
         line = source.readline()
@@ -330,6 +331,8 @@ def _make_head(request: StatementRequest, chosen_plan: ChosenPlan) -> StatementH
 def _limit_batches(request: StatementRequest, result: SqlResult, status: dict[str, bool]) -> Iterator[pa.RecordBatch]:
     """Yield the batches of the result with at most `rows_max` rows in total.
 
+    If rows are left out, `truncated` in `status` becomes True.
+
     Raises:
         InvalidRequest: There are more rows, and the answer must not be truncated.
     """
@@ -357,6 +360,7 @@ def _write_arrow(request: StatementRequest, result: SqlResult, plan: StatementPl
 
 
 def _write_json(request: StatementRequest, result: SqlResult, plan: StatementPlan, writer: AnswerWriter) -> None:
+    """Write the plan, the columns and the rows as JSON, and whether the rows are complete."""
     columns = [StatementColumn(name, kind) for name, kind in zip(result.schema.names, result.types, strict=True)]
     # The answer is one JSON object: the fields of the plan without its closing brace, then columns, rows and
     # completeness.

@@ -79,7 +79,7 @@ def move_operands_to_literal(op: str, node: exp.Expr, literal: Literal, reader: 
 def _compare_shifted(
     op: str, side: exp.Expr, literal: Literal, sign: int, addend: Decimal, reader: ComparisonReader
 ) -> Condition | None:
-    """Read `side op sign * literal + addend` as a comparison of `side`.
+    """Return the condition on `side` of `side op sign * literal + addend`, or None if it is not supported.
 
     The literal and the column must be exact numbers, because engines may round floats.
     """
@@ -94,9 +94,10 @@ def _compare_shifted(
 def _compare_multiple(
     op: str, side: exp.Expr, literal: Literal, divisor: int, reader: ComparisonReader
 ) -> Condition | None:
-    """Read `side op literal / divisor` for integers.
+    """Return the condition of `side op literal / divisor` for integers.
 
-    If the division has a remainder, `=` is never true, and the bound is rounded up for < and >=, and down for <= and >.
+    If the division has a remainder, `=` is never true, and `<>` gives no condition (None). The bound is rounded up for
+    < and >=, and down for <= and >.
     """
     quotient, remainder = divmod(int(literal.value), divisor)
     match op:
@@ -112,7 +113,7 @@ def _compare_multiple(
 def compare_quotient(
     op: str, side: exp.Expr, literal: Literal, divisor_node: exp.Expr, reader: ComparisonReader
 ) -> Condition | None:
-    """Read a comparison of a quotient, whose divisor is `divisor_node`, with a literal.
+    """Return the condition of a comparison of a quotient with a literal, or None if it is not supported.
 
     Engines truncate the quotient of two integers towards zero, so `c / 10 = 3` becomes `c BETWEEN 30 AND 39`.
 
@@ -240,7 +241,7 @@ def _make_number_literal(value: Decimal) -> Literal:
 def _compare_shifted_days(
     op: str, side: exp.Expr, literal: Literal, unit: str, count: int, reader: ComparisonReader
 ) -> Condition | None:
-    """Read a comparison of `side` plus an interval with a unit of weeks, days or less.
+    """Return the condition of a comparison of `side` plus an interval in weeks, days or smaller units, or None.
 
     The caller passes the interval with the opposite sign in `count`, because it is added to the literal instead. Months
     are not supported, because two different dates may become the same date when a month is added.
@@ -258,10 +259,10 @@ def _compare_shifted_days(
 
 
 def compare_days_between(op: str, node: exp.DateDiff, literal: Literal, reader: ComparisonReader) -> Condition | None:
-    """Read `date_diff('day', from, to) op n`, and widen the range by one day at both ends.
+    """Return the condition of `date_diff('day', from, to) op n`, with a range that is one day wider at both ends.
 
-    Trino counts complete days between timestamps, and DuckDB counts midnights. `<>` is not read, because it excludes
-    only one number of days.
+    Trino counts complete days between timestamps, and DuckDB counts midnights. `<>` gives no condition (None), because
+    it excludes only one number of days.
     """
     if literal.kind != "integer" or op == "<>" or abs(int(literal.value)) > _DAYS_MAX:
         return None

@@ -82,7 +82,8 @@ def compare_literals(op: str, left: Literal, right: Literal) -> bool | None:
 def _to_comparable(literal: Literal) -> object:
     """Return a Python value that can be compared with the values of literals of the same class, or None.
 
-    Texts are compared by code points, which is the order of their UTF-8 bytes.
+    A class is a group of types, such as integers and decimals. The result is None for all other kinds of literals, such
+    as floats and times with a zone. Texts are compared by code points, which is the order of their UTF-8 bytes.
     """
     match literal.kind:
         case "integer" | "decimal":
@@ -95,9 +96,10 @@ def _to_comparable(literal: Literal) -> object:
 
 
 def have_same_class(literal: Literal, reader: ComparisonReader, *nodes: exp.Expr) -> bool:
-    """Return whether the literal and all `nodes` have the same class, whose values are compared exactly.
+    """Return whether the literal and all `nodes` have the same class, and values of this class are compared exactly.
 
-    The nodes are columns or literals. Null literals are ignored.
+    A class is a group of types, such as integers and decimals. The nodes are columns or literals. Null literals are
+    ignored.
     """
     expected_class = get_literal_class(literal)
     for node in nodes:

@@ -209,9 +209,10 @@ class _BlockConditionReader:
     # Comparisons
 
     def _read_predicate(self, node: exp.Expr, *, negated: bool) -> Condition | None:
-        """Read a comparison of a function, or a comparison with the current time.
+        """Read a comparison of a function, or a comparison with the current time. Return None for another predicate.
 
-        A comparison is never true for null. Therefore its negation is read as the opposite comparison.
+        With `negated`, read the negation. A comparison is never true for null, so its negation is read as the opposite
+        comparison.
         """
         if not is_plain(node):
             return None
@@ -292,7 +293,8 @@ class _BlockConditionReader:
     def _read_pattern(self, node: exp.Expr, *, negated: bool) -> Condition | None:
         """Read a LIKE predicate whose pattern is not only a prefix. Return None if the server cannot evaluate it.
 
-        The operand is a column, or `lower` or `upper` of a column, for which an index on the function may help.
+        The operand is a column, or `lower` or `upper` of a column, for which an index on the function may help. With
+        `negated`, the negation of the predicate is read.
         """
         escape = node.expression if isinstance(node, exp.Escape) else None
         like = node.this if escape is not None else node
@@ -332,7 +334,10 @@ class _BlockConditionReader:
         return equalities
 
     def _compare_rows(self, node: exp.Expr) -> Condition | None:
-        """Read comparisons of rows, such as `(a, b) = (1, 2)` and `(a, b) IN ((1, 2), …)`."""
+        """Read comparisons of rows, such as `(a, b) = (1, 2)` and `(a, b) IN ((1, 2), …)`.
+
+        The result is None if the comparison cannot be read, or if each row on the right contains NULL.
+        """
         if not is_plain(node):
             return None
         columns = node.this.expressions

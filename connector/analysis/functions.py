@@ -95,7 +95,8 @@ def _compare_branches(
 ) -> Iterator[Condition | None]:
     """Yield one condition for each branch of COALESCE, NULLIF, IF or CASE.
 
-    For each row for which the comparison of `node` is true, at least one of the conditions is true.
+    For each row for which the comparison of `node` is true, at least one of the conditions is true. A condition
+    that is None may be true for every row.
     """
 
     def compare_result(value: exp.Expr, branch_condition: Condition | None = None) -> Condition | None:
@@ -167,7 +168,7 @@ def _compare_truncated(
     """Read a comparison of the start of a calendar period with a literal without a zone.
 
     For example, `date_trunc('month', c) = DATE '2026-01-01'` is true for all values of `c` in this month. A literal
-    that is not the start of a period is never equal.
+    that is not the start of a period is never equal. The result is None if the comparison is not supported.
     """
     if literal.kind not in ("date", "timestamp") or literal.zone != LOCAL:
         return None

@@ -49,17 +49,17 @@ class UnsupportedStatement(Exception):
 
 
 class TrinoToken(NamedTuple):
-    """A token of a statement, without comments and spaces."""
+    """A token of a statement. Comments and spaces are no tokens."""
 
     kind: str
-    """One of string, quoted, number, word and mark."""
+    """One of string, quoted (an identifier in double quotes), number, word, and mark (an operator or punctuation)."""
     text: str
     start: int
     end: int
 
     @property
     def word(self) -> str:
-        """The keyword or mark in upper case, or "" for other tokens."""
+        """The word, operator or punctuation in upper case, or "" for other tokens."""
         return self.text.upper() if self.kind in ("word", "mark") else ""
 
 
@@ -207,7 +207,7 @@ def _take_words(tokens: Sequence[TrinoToken], count: int) -> tuple[str, ...]:
 
 
 def _find_closing(tokens: Sequence[TrinoToken], opening_index: int) -> int:
-    """Return the position of the bracket that closes the bracket at `opening_index`.
+    """Return the index of the token that closes the bracket at `opening_index`.
 
     Raises:
         UnsupportedStatement: The bracket is not closed.
@@ -272,6 +272,9 @@ def _fill_parameters(
         tokens: The tokens of the text.
         offsets: The position of each character of the text in the statement.
         parameters: The texts of the parameters.
+
+    Raises:
+        UnsupportedStatement: The text is not a query, or the number of parameters is not that of the question marks.
     """
     if not tokens or tokens[0].word not in _BEGINNINGS:
         raise UnsupportedStatement

@@ -155,7 +155,8 @@ def _parse_date(text: str) -> Literal | None:
 def _parse_timestamp(text: str, target_type: exp.DataType) -> Literal | None:
     """Return the value of a text that is cast to a timestamp type.
 
-    The result is None if the cast would round the value, or if only one of the text and the type has a zone.
+    The result is None if the text is not a valid timestamp, if the cast would round the value, or if only one of the
+    text and the type has a zone.
     """
     match = _TIMESTAMP.fullmatch(text)
     if match is None:
@@ -180,7 +181,7 @@ def _parse_iso_timestamp(text: str) -> Literal | None:
     """Parse the argument of `from_iso8601_timestamp`. The result has a zone and milliseconds.
 
     Returns:
-        The timestamp, or None if the text has no zone.
+        The timestamp, or None if the text has no zone or another form.
     """
     match = _ISO_TIMESTAMP.fullmatch(text)
     if match is None:
@@ -192,7 +193,8 @@ def _parse_iso_timestamp(text: str) -> Literal | None:
 def _parse_time(node: exp.Expr, pattern: exp.Expr | None) -> Literal | None:
     """Return the value of an expression such as `date_parse('2026-01-31', '%Y-%m-%d')`. It has no zone.
 
-    The result is None if the text differs from the formatted value, because engines may parse such a text differently.
+    The result is None if an argument is not a text, if the format is not in `_PARSED_FORMATS`, or if the text differs
+    from the formatted value. Engines may parse such a text differently.
     """
     if not all(isinstance(text, exp.Literal) and text.is_string for text in (node, pattern)):
         return None
@@ -251,7 +253,7 @@ def _cast(literal: Literal | None, target_type: exp.DataType, casts_decimal: boo
 
 
 def _parse_sum(node: exp.Add | exp.Sub, casts_decimal: bool) -> Literal | None:
-    """Return the sum or difference of two numbers, or of a date or timestamp and an interval. Return None otherwise.
+    """Return the sum or difference of two exact numbers, or of a date or timestamp and an interval, otherwise None.
 
     The result is also None if an exact decimal result would need more than `_DIGITS_MAX` digits.
     """

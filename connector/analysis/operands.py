@@ -109,8 +109,8 @@ class CommonType:
     def choose_literal(self, literal: Literal, operand_class: str | None) -> Literal | None:
         """Return the literal to compare with a column, so that the result is the same as in the common type.
 
-        If the common type is DOUBLE, an integer or decimal becomes a double. Return None if no literal gives the same
-        result.
+        If the common type is DOUBLE, an integer or decimal becomes a double. If the common type is a time with a zone,
+        a literal without a zone stays unchanged in a session in UTC. Return None if no literal gives the same result.
 
         Args:
             literal: The literal of the predicate.
@@ -136,6 +136,10 @@ class CommonType:
 
 
 def _convert_to_double(literal: Literal) -> Literal | None:
+    """Return an integer or decimal as a double literal, which is a number with an exponent, such as `1.5e0`.
+
+    Return None for a decimal with so many digits that engines may convert it to different doubles.
+    """
     digits, _, fraction = literal.value.lstrip("-").partition(".")
     if literal.kind == "decimal" and (
         len((digits + fraction).lstrip("0")) > _DOUBLE_DIGITS_MAX or len(fraction) > _DOUBLE_SCALE_MAX

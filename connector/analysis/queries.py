@@ -292,6 +292,9 @@ class _FromClause:
         """Return the tree of a relation and the joins that follow it.
 
         Joins bind more tightly than commas: `a, b LEFT JOIN c` is the cross product of a with the join of b and c.
+
+        Raises:
+            UnsupportedStatement: The type of a join is not supported.
         """
         parts = [first]
         for join in joins:
@@ -318,6 +321,9 @@ class _FromClause:
         """Add a relation in FROM to the sources, and return its tree with the joins that follow it.
 
         A join in brackets without an alias is parsed like its relations, because their names stay visible.
+
+        Raises:
+            UnsupportedStatement: The relation has a form that is not supported.
         """
         joins = node.args.get("joins") or []
         if _is_bracket(node):
@@ -357,6 +363,9 @@ class _FromClause:
 
         An opaque source gives no conditions. Examples are a sample, a table at an earlier time, and a metadata table
         such as `t$files`.
+
+        Raises:
+            UnsupportedStatement: The name has a clause that is not supported.
         """
         _check_arguments(node, _TABLE)
         parts = node.parts
@@ -406,6 +415,8 @@ def _find_grouping_keys(node: exp.Expr) -> list[exp.Expr]:
 
 def _find_keys(element: exp.Expr, projections: list[exp.Expr]) -> list[exp.Expr]:
     """Return the grouping keys of one element of GROUP BY. For GROUPING SETS, these are the columns in every set.
+
+    Expressions other than columns and numbers of outputs are left out.
 
     Args:
         element: The element.
@@ -459,7 +470,8 @@ def _list_filter_conditions(node: exp.Expr) -> list[exp.Expr]:
 def _find_case_conditions(aggregate: exp.Expr) -> list[exp.Expr]:
     """Return the conditions in an aggregate such as `sum(CASE WHEN … THEN … END)`.
 
-    CASE is null for rows that meet none of the conditions, and the aggregate ignores nulls.
+    CASE is null for rows that meet none of the conditions, and the aggregate ignores nulls. The list is empty for any
+    other expression.
     """
     if type(aggregate) is exp.CountIf:
         return [aggregate.this]
@@ -564,7 +576,7 @@ def _is_bracket(node: exp.Expr) -> bool:
 
 
 def _parse_alias(node: exp.Expr) -> tuple[str | None, tuple[str, ...]]:
-    """Return the alias of a relation, and the aliases of its columns.
+    """Return the alias of a relation, or None, and the aliases of its columns.
 
     Raises:
         UnsupportedStatement: The alias has an unsupported form.

@@ -75,7 +75,7 @@ def parse_span(node: exp.Expr | None, today: date | None) -> DateSpan | None:
     Return None for expressions that do not depend on the current time.
 
     Args:
-        node: The expression.
+        node: The expression, or None if there is none.
         today: The date in UTC. With None, no expression of the current time is read, and the result is None.
     """
     if today is None or node is None or sum(1 for _ in node.find_all(exp.AtTimeZone)) > 1:

@@ -41,8 +41,8 @@ class NamedSource:
 class ParsedJoin:
     """A join in FROM, as it was parsed.
 
-    `keeps_left` and `keeps_right` say whether the join keeps rows of that side without a partner.
-    `using` has the column names of USING.
+    `keeps_left` and `keeps_right` state whether the join keeps rows of this side without a matching row of the other
+    side. `using` has the column names of USING.
     """
 
     left: ParsedTree
@@ -133,9 +133,9 @@ class SelectNames:
         return None if has_star else find_output_names(self.projections)
 
     def find_reference(self, name: str) -> ColumnReference | None:
-        """Return the source column whose unchanged value the output has, or None.
+        """Return the source column whose unchanged value is the output column `name`, or None.
 
-        Return None also if the name may be ambiguous because SELECT has several stars, or a star and other columns.
+        Return None also if no other output has the name and SELECT has several stars, because each may have the column.
         """
         stars = []
         for projection in self.projections:
@@ -191,6 +191,8 @@ class SelectNames:
 
         A column that USING merges has the value of the left side or, in a row without a left side, of the right side.
         It is the column of one side if the join does not keep unmatched rows of the opposite side.
+
+        The result is None if it is not certain that the name always has the value of one column of a source.
         """
         if isinstance(tree, int):
             has_name = self.sources[tree].relation.has(name)
@@ -316,7 +318,8 @@ def find_output_name(projection: exp.Expr) -> str | None:
 def find_output_names(projections: Sequence[exp.Expr]) -> tuple[str | None, ...]:
     """Return the names of output columns, none of which is a star.
 
-    A literal, a minimum or a maximum without an alias gets a name that no statement can contain.
+    A literal, a minimum or a maximum without an alias gets a name that no statement can contain, so that callers can
+    refer to it by a name.
     """
     return tuple(
         find_output_name(projection) or (f"\0{number}" if isinstance(projection, (*_LITERALS, *_EXTREMES)) else None)

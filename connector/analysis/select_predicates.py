@@ -231,7 +231,7 @@ class PredicateReader:
             yield from list_partner_conditions(pairs, query)
 
     def _find_order_semi_joins(self, column: exp.Expr, op: str, query: Relation | None) -> Iterator[SemiJoin]:
-        """Yield semi-joins for a column that must be less or greater than the column of one row of the query."""
+        """Yield semi-joins for a column that must be less or greater than the query's only column in some row."""
         names = None if query is None else query.list_names()
         reference = self._names.resolve_node(column)
         name = names[0] if names is not None and len(names) == 1 else None
@@ -283,7 +283,9 @@ class PredicateReader:
                 if period is None or reference is None or partner is None or reference[0] == partner[0]:
                     continue
                 is_seen = visible_sources is None or {reference[0], partner[0]} <= visible_sources
-                if is_seen and period.has_values_of(self._names.find_kind(reference), self._names.find_kind(partner)):
+                if is_seen and period.identifies_one_period(
+                    self._names.find_kind(reference), self._names.find_kind(partner)
+                ):
                     relation = self._names.sources[partner[0]].relation
                     yield from iter_period_semi_joins(reference, period.transform, relation, partner[1])
 
@@ -357,12 +359,13 @@ class Period(NamedTuple):
     is_cast: bool = False
     is_number: bool = False
 
-    def has_values_of(self, kind: str | None, partner_kind: str | None) -> bool:
+    def identifies_one_period(self, kind: str | None, partner_kind: str | None) -> bool:
         """Return whether each value of the column on the other side of the equality identifies one period.
 
         For example, in `date_trunc('month', a.time) = b.month`, each date in `b.month` identifies a month of `a.time`.
-        A time with a zone cannot be compared with a time without a zone, because their values do not identify the same
-        period.
+        A time with a zone and a time without a zone do not identify the same period. Therefore a column with a zone is
+        accepted only for the number of its year, or if it is cast to a date. It is refused in `date_trunc`, also if
+        both columns have a zone. A date has no hour.
 
         Args:
             kind: The type of the column whose period is compared, such as `a.time`.

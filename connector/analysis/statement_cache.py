@@ -55,6 +55,7 @@ class StatementText:
     prepared: str | None = None
     """The name of the prepared statement, or None."""
     utc: bool = False
+    """Whether the time zone of the session is known to be UTC."""
     today: date | None = None
     """The date in UTC if the text may contain the current time, otherwise None."""
     columns: tuple[str, ...] = ()
@@ -103,7 +104,8 @@ class StatementReader:
     def __init__(self) -> None:
         self._statements: MemoryCache[_Key, ReadStatement] = MemoryCache(_CACHE_BYTES)
         self._parsed_queries: MemoryCache[_ParsedKey, ParsedQuery] = MemoryCache(_TREES_BYTES)
-        self._flights: SingleFlight[_Key, ReadStatement] = SingleFlight()
+        self._running_reads: SingleFlight[_Key, ReadStatement] = SingleFlight()
+        """The analyses that run now. Equal requests wait for the same analysis."""
         # A text always uses the same lock, so one thread at a time reads its tree.
         # With two locks, short texts do not wait for long texts.
         self._short_lock = FairLock()
@@ -125,7 +127,7 @@ class StatementReader:
         if statement is None:
             columns = {names: table.columns for names, table in tables.items()}
             async with asyncio.timeout_at(until_s):
-                statement = await self._flights.run(key, lambda: self._run_in_thread(key, columns))
+                statement = await self._running_reads.run(key, lambda: self._run_in_thread(key, columns))
         return statement
 
     async def run(
@@ -188,7 +190,7 @@ def _read(
     analysis asks for are collected, so that the caller can load their columns and analyse the statement again.
 
     Returns:
-        The parsed query, or None if the statement is not fully supported. Then the result of the analysis.
+        Two values: the parsed query, or None if the statement is not fully supported; and the result of the analysis.
     """
     table_names: list[Names] = []
 

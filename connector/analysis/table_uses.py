@@ -25,8 +25,8 @@ _NAME_CHARACTERS_MAX = 500
 def find_table_uses(tree: exp.Expr) -> Mapping[int, TableUse]:
     """Return the use of each table reference, by the `id` of its node. References without a known use are left out.
 
-    A column without a qualifier may belong to any table of its SELECT, so each of them gets its name. After `*`, the
-    names of the read columns are unknown.
+    A column without a qualifier may belong to any table of its SELECT, so its name is added to the columns of each of
+    these tables. After `*`, the names of the read columns are unknown.
     """
     uses = {}
     for select in tree.find_all(exp.Select):
@@ -70,20 +70,23 @@ def _has_star(select: exp.Select, name: str) -> bool:
 
 
 def _may_belong_to(column: exp.Column, name: str, select: exp.Select) -> bool:
-    """Return whether a column of a SELECT or of its subqueries may be a column of the table with this name."""
+    """Return whether a column of a SELECT or of its subqueries may be a column of the table with this name.
+
+    For a column of a subquery, the result is True only if the column has this name as its qualifier.
+    """
     if isinstance(column.this, exp.Star):
         return False
     return column.table.lower() == name or (not column.table and column.find_ancestor(exp.Select) is select)
 
 
 def _limit_columns(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names in order, without names that are too long, or no names if more than `_COLUMNS_MAX` remain."""
+    """Return the sorted names, without names that are too long, or no names if more than `_COLUMNS_MAX` remain."""
     columns = tuple(sorted(name for name in names if len(name) <= _NAME_CHARACTERS_MAX))
     return columns if len(columns) <= _COLUMNS_MAX else ()
 
 
 def _list_aggregates(select: exp.Select) -> Iterator[tuple[str, exp.Column | None]]:
-    """Yield the aggregates of one SELECT: the function, and its column if the argument is a column."""
+    """Yield the aggregates of one SELECT: the function, and its column, or None if the argument is not a column."""
     for part in (*select.expressions, select.args.get("having")):
         if part is None:
             continue
@@ -98,6 +101,8 @@ def _select_for_table(
     name: str, grouping: list[exp.Column], aggregates: list[tuple[str, exp.Column | None]]
 ) -> TableUse:
     """Return the grouping keys and the aggregates that may belong to a table.
+
+    Very long names are left out, as are keys and aggregates above a maximum number.
 
     Args:
         name: The alias or the name of the table, in lower case.

@@ -74,7 +74,8 @@ def compare_formatted(op: str, time: FormattedTime, text: str, reader: Compariso
     """Read a comparison of a formatted time, such as `date_format(ts, '%Y-%m') >= '2026-01'`.
 
     The text represents a period, here a month. Years without exactly four digits do not sort as texts, so the condition
-    also includes these years.
+    also includes these years. For `=`, the result is `NEVER` if no formatted time equals the text. The
+    result is None if no condition follows.
     """
     try:
         start = datetime.strptime(text, time.format)
@@ -110,7 +111,10 @@ def compare_formatted(op: str, time: FormattedTime, text: str, reader: Compariso
 
 
 def _compare_later_years(column: exp.Expr, reader: ComparisonReader) -> Condition | None:
-    """Return the condition that a time is after the year 9999. Its text does not sort in the order of the times."""
+    """Return the condition that a time is after the year 9999.
+
+    The formatted text of such a time has more than four digits for the year, so texts do not sort like the times.
+    """
     return reader.compare_column(">", column, Literal("date", _LAST_DAY, LOCAL))
 
 
@@ -120,7 +124,11 @@ def _compare_earlier_years(column: exp.Expr, reader: ComparisonReader) -> Condit
 
 
 def compare_formatted_prefix(node: exp.Expr, prefix: str, reader: ComparisonReader) -> Condition | None:
-    """Return a condition that is true if a formatted time begins with `prefix`, which contains at least a year."""
+    """Return a condition that is true if a formatted time begins with `prefix`, which contains at least a year.
+
+    The result is None if `node` is not a time in a format that begins with the date, or if `prefix` does not end after
+    its year, month or day.
+    """
     time, match = parse_formatted_time(node, reader), _DAY_PREFIX.fullmatch(prefix)
     if time is None or match is None or not time.format.startswith(_ISO_DAY):
         return None
@@ -141,7 +149,7 @@ def compare_prefix(op: str, node: exp.Expr, literal: Literal, reader: Comparison
 
     If the literal has fewer characters than `substr` can return, the whole column compares like its prefix. For
     example, `substr(c, 1, 2) = 'a'` is true only if c is 'a'. If the literal has more characters, the prefix never
-    equals it.
+    equals it. The result is None if no condition follows from the comparison.
     """
     if isinstance(node, exp.Substring):
         start, size = node.args.get("start"), node.args.get("length")
@@ -215,7 +223,8 @@ def read_case_pattern(
 ) -> Condition | None:
     """Read `lower(c) LIKE 'ab%'` as a comparison with the text before the first wildcard.
 
-    An index on the function can evaluate the comparison.
+    An index on the function can evaluate the comparison. The result is None if the function is not on a text column, or
+    if the pattern begins with a wildcard.
     """
     column = _find_text_column(node, reader)
     prefix, suffix = split_pattern(pattern, escape)
@@ -257,8 +266,8 @@ def _list_case_variants(text: str, *, lower: bool) -> tuple[list[str], bool]:
     """Return the texts that `lower` or `upper` converts to `text`.
 
     Returns:
-        The texts and True. If there are too many texts, prefixes of the texts and False. The list is empty if there
-        are no texts, or no known prefixes.
+        The texts and True. If there are too many texts, or if `text` is not ASCII, prefixes of the texts and False. The
+        list is empty if there are no texts, or no known prefixes.
     """
     other_letters = _LOWER_ALSO if lower else _UPPER_ALSO
     variants = [""]

@@ -108,6 +108,9 @@ class ViewPlanner:
     async def load(self, names: Collection[Name], requests: PlanRequests, until_s: float) -> bool:
         """Load the views among `names`, and the views nested in them.
 
+        At most `VIEWS_MAX` views are loaded, and at most `DEPTH_MAX` levels of nesting. A name that is no view is not
+        requested again for some time.
+
         Args:
             names: Names that are not tables.
             requests: The sender of requests to the catalog.
@@ -328,7 +331,8 @@ class ViewPlanner:
     ) -> PlanView | None:
         """Create a temporary view that reads planned files in place of the tables of a view (a plan view).
 
-        It uses the `plans` of the view's tables, and the plan views of the views in its text.
+        It uses the `plans` of the view's tables, and the plan views of the views in its text. The result is None if the
+        server creates no more plan views.
 
         Raises:
             Refused: The catalog refuses the view.
@@ -368,6 +372,7 @@ class ViewPlanner:
 
     def _pause_requests(self, name: Name) -> None:
         """Stop requests for a view for `_REFUSED_VIEW_RETRY_S` seconds, because the catalog has refused a request."""
+        # The last argument is an estimate of the memory of the entry in bytes.
         self._paused_until_s.put(name, time.monotonic() + _REFUSED_VIEW_RETRY_S, 2 * len(str(name)))
 
     def _is_paused(self, name: Name) -> bool:

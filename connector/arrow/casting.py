@@ -106,9 +106,9 @@ def _to_arrow_field(name: str, field_id: int, kind: Type, required: bool, path: 
 
 @lru_cache(maxsize=4096)
 def make_file_name(name: str) -> str:
-    """Return the name that Iceberg's writers give a column in files.
+    """Return the name of a column in data files, as Iceberg's writers encode it.
 
-    Each character that is not a letter, a digit or `_` is replaced by `_x<hex>`.
+    Each character that is not a letter, a digit or `_` is replaced by `_x<hex>`. `_` precedes a digit at the start.
     """
     if re.fullmatch(r"[^\W\d]\w*", name):
         return name
@@ -173,6 +173,9 @@ def _cast_fields(
         rows: The number of rows.
         parent_mask: Whether the enclosing struct of each row is not null, as bool[rows], or None if it never is null.
         prefix: The path of the enclosing struct, for messages.
+
+    Raises:
+        Unwritable: The data have a repeated or unknown column, or a value does not fit its field.
     """
     by_name = dict(zip(names, arrays, strict=True))
     if (repeated_name := find_repeated(names)) is not None:
@@ -360,7 +363,8 @@ def _cast_primitive(array: pa.Array, kind: str, path: str) -> pa.Array:
 def _format_range(array: pa.Array) -> str:
     """Return the range of the values as text for a message.
 
-    Dates and times are shown as integers, because Python cannot represent all of them.
+    Dates and times are shown as integers, because Python cannot represent all of them. The text is empty if Arrow
+    cannot compare values of the type.
     """
     if pa.types.is_temporal(array.type):
         array = array.view(pa.int32() if array.type.bit_width == 32 else pa.int64())

@@ -43,6 +43,7 @@ def add_values(builder: SketchBuilder, column: pa.Array, kind: str) -> None:
 def _hash_values(values: pa.Array, kind: str) -> Hashes:
     """Return the hashes of the values of a column whose Iceberg type is `kind`.
 
+    Equal booleans or decimals are hashed only once. This does not matter, because distinct values are counted.
     A value is hashed in the form of Iceberg's single-value serialisation. A decimal therefore has its shortest form.
     """
     name = get_base_name(kind)

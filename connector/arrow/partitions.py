@@ -275,6 +275,7 @@ def _encode_floats(keys: Keys) -> Values:
     codes = (
         keys.codes if keys.nan is None else np.where(unpack_bits(keys.nan, keys.rows), np.uint64(_NAN_CODE), keys.codes)
     )
+    # `_encode_numbers` takes signed integers. XOR with the sign bit subtracts 2^63 from a code, so 2^63 is added again.
     distinct = _encode_numbers((codes ^ _SIGN_BIT).view(np.int64), keys)
     return Values(
         distinct.codes, [None if value is None else _decode_double(value + (1 << 63)) for value in distinct.values]

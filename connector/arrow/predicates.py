@@ -32,12 +32,12 @@ def bind_exactly(where: str | Any, schema: Schema) -> Expression:
             return bind(parse_expression(where), schema, (), case_sensitive=True)
         sql_filter = sql.parse_sql(where, schema, nan_above=True)
         if not sql_filter.exact:
-            reason = (
-                f": {'; '.join(sql_filter.unused)}"
-                if sql_filter.unused
-                else ", for a literal that its column cannot hold"
-            )
-            raise InvalidRequest(f"Rows cannot be selected exactly by all parts of this predicate{reason}")
+            if not sql_filter.unused:
+                raise InvalidRequest(
+                    "Rows cannot be selected exactly by this predicate, because a column cannot hold its literal"
+                )
+            reasons = "; ".join(sql_filter.unused)
+            raise InvalidRequest(f"Rows cannot be selected exactly by all parts of this predicate: {reasons}")
         return bind(sql_filter.expression, schema, (), case_sensitive=True)
     except RequestError as error:
         raise InvalidRequest(error.message) from None

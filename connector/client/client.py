@@ -156,7 +156,7 @@ class SeamarkClient:
     def files(
         self, table: Name, partition: str | Mapping[str, Any] = "", *, content: str = "all", at: At = CURRENT
     ) -> pa.Table:
-        """Return the live files of a snapshot, or of some of its partitions.
+        """Return the files of a snapshot, or of some of its partitions.
 
         Args:
             partition: The partition whose files are returned, or "" for all partitions.
@@ -191,9 +191,9 @@ class SeamarkClient:
         Args:
             column: The name of the column.
             partition: The partition whose files are returned, or "" for all partitions.
-            at: The snapshot.
             fields: The fields to return, such as `("file", "lower-bound")`. The paths of the files take most of the
-                bytes, so leave out `file` if possible.
+                bytes, so leave out `file-path` if possible.
+            at: The snapshot.
         """
         return join_pages(self.iter_stats(table, column, partition, fields=fields, at=at))
 
@@ -273,11 +273,12 @@ class SeamarkClient:
         """Return the metadata of a table, with the settings and keys for access to its files.
 
         Args:
-            history: Whether to return all snapshots of the table.
+            history: Whether to return all snapshots of the table, and not only those of branches and tags.
             loaded_before: An earlier result of the same call, which is returned if the table has not changed.
 
         Raises:
             NoSuchResource: The table does not exist.
+            ServerFailed: The response is not a table.
         """
         path = self._make_standard_path(table)
         headers = {"X-Iceberg-Access-Delegation": "vended-credentials"}
@@ -327,6 +328,7 @@ class SeamarkClient:
 
         Raises:
             InvalidRequest: The body is invalid.
+            ServerFailed: The plan was not completed.
         """
         path = self._make_standard_path(table)
         answer = self._request_json("POST", f"{path}/plan", {}, dict(body))
@@ -447,7 +449,8 @@ class SeamarkClient:
     ) -> dict[str, Any]:
         """Delete files to which no snapshot refers and that were last modified before `older_than_ms`.
 
-        Repeat the call while `files-left` in the result is true.
+        If `older_than_ms` is None, the policy of the table determines the time. Repeat the call while `files-left` in
+        the result is true.
 
         Raises:
             InvalidRequest: The table's properties forbid the deletion of files, or `older_than_ms` is less than a day
@@ -463,15 +466,17 @@ class SeamarkClient:
     def lookup(
         self, table: Name, keys: Keys, *, index: str | None = None, partitions: bool = False, at: At = CURRENT
     ) -> LookupAnswer:
-        """Return the rows that have these keys, according to a record index. At most a million rows are returned.
+        """Return the rows that have these keys, according to a record index.
 
         Args:
-            keys: The keys.
+            keys: The keys, at most a million.
             index: The name of the index. The default is an index on the columns of the keys.
             partitions: Whether to return the partition of each row.
 
         Raises:
             InvalidRequest: The columns or types of the keys differ from those of the index.
+            Refused: There are too many keys, or they have too many rows.
+            ServerFailed: The response is not the result of a lookup.
         """
         query = {**at.to_query(), "partitions": str(partitions).lower(), **omit_none({"index": index})}
         headers = {"Content-Type": ARROW_STREAM}
@@ -530,8 +535,8 @@ class SeamarkClient:
             filter: A condition on groups (`group_conditions.py`). The server leaves out groups that do not meet it.
 
         Returns:
-            The groups, several of which may have equal dimensions. Then a bitmap with a bit for each file that is set
-            if the file is covered. The first file has the lowest bit of the first byte.
+            The groups, several of which may have equal dimensions, and a bitmap. The bit of a file is 1 if the groups
+            cover the file. The first file has the lowest bit of the first byte.
 
         Raises:
             NoSuchResource: The table has no such cube.
@@ -659,6 +664,10 @@ class SeamarkClient:
             repeatable: Whether the request may be repeated after any failure. If not, it is repeated only if the server
                 has certainly not processed it: the connection was refused, or the server was busy.
             timeout_s: A timeout that replaces the client's timeout.
+
+        Raises:
+            Unreachable: The server did not answer.
+            ClientError: The last response has an error. Its status and type determine the subclass (`parse_error`).
         """
         content = {} if body is None else {"Content-Type": "application/json"}
         own_headers = {"Accept": accept, "Accept-Encoding": "gzip", "User-Agent": "seamark-client"}

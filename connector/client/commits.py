@@ -28,7 +28,9 @@ _log = logging.getLogger(__name__)
 
 
 def encode_producer(producer: Producer | None) -> dict[str, Any] | None:
-    """Check the producer, and return it in the JSON form of a commit request. Call this before any other work.
+    """Check the producer, and return it in the JSON form of a commit request, or None if there is no producer.
+
+    Call this before any other work.
 
     Raises:
         ValueError: The producer is invalid.

@@ -50,7 +50,8 @@ class ClientConnections:
         """Close the idle connections. Later requests open new connections."""
         pool, self._pool = self._pool, None
         if pool is not None:
-            pool[1].clear()
+            _, connections = pool
+            connections.clear()  # This closes the idle connections. A running request keeps its connection.
 
 
 def _open_pool(timeout: urllib3.Timeout, certificates: str) -> urllib3.PoolManager:
@@ -65,6 +66,10 @@ def make_connection_retries(times: int, *, repeatable: bool) -> urllib3.Retry:
 
     A request that is not repeatable is repeated only if no connection was made. It is not repeated after an error of
     reading (`read`, `other`), because the server may have received it.
+
+    Args:
+        times: The maximum number of repeats.
+        repeatable: Whether the request can be repeated even if the server has received it.
     """
     return urllib3.Retry(
         total=times,
@@ -85,6 +90,12 @@ def compute_wait_s(status: int, retry_after: str | None, number: int, *, repeata
 
     A request that is not repeatable is repeated only after a 503 or 429 with Retry-After. A 503 without this header
     comes from a proxy, which may already have forwarded the request.
+
+    Args:
+        status: The status of the response.
+        retry_after: The header Retry-After of the response, or None.
+        number: The number of earlier repeats. After a 503 without Retry-After, the first repeat has no wait.
+        repeatable: Whether the request can be repeated even if the server has already processed it.
     """
     if status in (429, 503) and retry_after is not None and retry_after.isascii() and retry_after.isdecimal():
         # The first digits are sufficient, because any number of 9 digits is above the maximum.

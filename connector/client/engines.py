@@ -30,7 +30,7 @@ def build_catalog_conf(
 
     Spark's table cache is off, so each query sees all earlier commits. Seamark answers with status 304 if a table has
     not changed. Seamark may return residuals that are weaker than the filter, because Spark filters rows again after
-    Iceberg.
+    Iceberg. With `rest-catalog-purge`, the catalog executes `DROP TABLE … PURGE`.
 
     Args:
         name: The name of the catalog in Spark.
@@ -97,7 +97,7 @@ def _add_authority(engine: str, text: str, authority: str) -> str:
 def _configure_spark(name: str, uri: str, has_token: bool) -> str:
     token = f"${TOKEN}" if has_token else ""
     conf = {**NO_HIVE, "spark.sql.extensions": EXTENSIONS, **build_catalog_conf(name, uri, token=token)}
-    # The setting is in double quotes, so that the shell inserts the token.
+    # The setting with the token is in double quotes, so that the shell inserts the token.
     flags = [
         f'--conf "{key}={value}"' if value.startswith("$") else f"--conf {shlex.quote(f'{key}={value}')}"
         for key, value in conf.items()

@@ -139,12 +139,14 @@ def parse_error(status: int, body: bytes, request_id: str) -> ClientError:
     except (ValueError, KeyError, TypeError):
         html = body[:_BODY_BYTES_MAX].decode("utf-8", "replace")
         text = " ".join(_TAG.sub(" ", html).split())[:_BODY_CHARACTERS_MAX]
-        message = f"HTTP {status}, in the form of another server or of a proxy: {text or 'no message'}"
+        message = f"HTTP {status}; the response is not from Seamark, but perhaps from a proxy: {text or 'no message'}"
         return error_class(message, status=status, request_id=request_id)
 
 
 def describe_cause(error: Exception, url: str = "") -> str:
     """Return the innermost cause of an error as text, without urllib3's texts about its own objects.
+
+    If the cause shows a wrong setting of TLS, the text states how to correct it.
 
     Args:
         url: The URL of the server.

@@ -53,7 +53,10 @@ class ClientStorage(ABC):
         return address
 
     def has_keys(self, properties: Mapping[str, str]) -> bool:
-        """Return whether the properties contain keys with which a process without its own keys can read the objects."""
+        """Return whether the properties contain keys with which a process without its own keys can read the objects.
+
+        By default, the storage needs no keys. Other kinds of storage override this method.
+        """
         return True
 
     def list_urls(self, properties: Mapping[str, str]) -> list[str]:
@@ -166,7 +169,10 @@ class GoogleClient(ClientStorage):
         return "gcs.oauth2.token" in properties or properties.get("gcs.no-auth") == "true"
 
     def list_urls(self, properties: Mapping[str, str]) -> list[str]:
-        """Return the URLs of the storage and of Google's sources of tokens, to which a confined process may connect."""
+        """Return the URLs of the storage and of Google's sources of tokens, to which a confined process may connect.
+
+        Connections are restricted by port. `https://` and `http://` allow the default ports of both protocols.
+        """
         # Machines of Google provide their tokens over plain HTTP.
         return [*properties.get("gcs.service.host", "").split(), "https://", "http://"]
 

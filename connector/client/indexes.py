@@ -188,7 +188,7 @@ class IndexClient(SeamarkClient):
     def quarantine_index_file(
         self, table: Name, name: str, location: str, reason: str, *, check: bool = False
     ) -> dict[str, Any]:
-        """Exclude an index file from plans, so that its data files are indexed again. Return its new `state`.
+        """Exclude an index file from plans, so that its data files are indexed again. Return its `state` in an object.
 
         Args:
             check: Whether to exclude the file only if the server also finds that it is damaged or missing.

@@ -79,7 +79,7 @@ def record_applied_advice(client: SeamarkClient, table: Name, proposal: Mapping[
 
 
 def take_advice_step(client: SeamarkClient, table: Name) -> dict[str, Any]:
-    """Take the next step of the policy `auto` for a table.
+    """Take the next step of the policy `auto`: judge or undo earlier changes of a table, or begin an advised change.
 
     docs/reference/openapi.json defines the form of the result (takeAdviceStep).
 

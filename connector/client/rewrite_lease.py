@@ -65,7 +65,13 @@ def rewrite_lease(client: SeamarkClient, table: Name, *, job: str, wait_s: float
 
 
 def _take(client: SeamarkClient, table: Name, holder: str, job: str, wait_s: float) -> float:
-    """Take the lease, and return its duration in seconds."""
+    """Take the lease, and return its duration in seconds.
+
+    If another job has the lease, the function tries again until `wait_s` seconds have passed.
+
+    Raises:
+        RewriteRunning: Another job still has the lease.
+    """
     until_s = time.monotonic() + wait_s
     while True:
         try:

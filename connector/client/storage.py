@@ -66,8 +66,7 @@ def confine(folders: Iterable[str], roots: Iterable[str] | None = None) -> None:
 def use_keys(properties: Mapping[str, str]) -> None:
     """Set the keys that this process uses if the settings of a table have no keys.
 
-    Only processes of the server call it, because they have the server's keys, which are not sent to clients in most
-    modes.
+    Only processes of the server call it, because they have the server's keys. These keys may be secret from clients.
 
     Args:
         properties: The keys, as in `Storage`. If it is empty, AWS's default credential chain is used.
@@ -78,8 +77,9 @@ def use_keys(properties: Mapping[str, str]) -> None:
 
 @contextmanager
 def open_confined_folders() -> Iterator[list[str]]:
-    """Yield the folders of `confine` as paths of open file descriptors, so that they cannot be replaced.
+    """Yield the folders to which `confine` restricts this process, as paths of open file descriptors.
 
+    With an open descriptor, the folder cannot be replaced by another folder.
     A folder that is missing or is a symbolic link is left out.
     """
     with ExitStack() as stack:
@@ -194,10 +194,11 @@ def _confine_path(path: str, local_root: str) -> LocalPath:
 
     Args:
         path: The absolute path of a file.
-        local_root: The only folder that may contain local files, or "" for no restriction.
+        local_root: The folder below which no symbolic link is followed, or "". If `confine` was not called, a path
+            outside this folder is accepted, and symbolic links in it are followed.
 
     Raises:
-        PermissionError: `confine` excludes the path.
+        PermissionError: `confine` excludes the path, or the path contains `..`.
     """
     normalized_path = re.sub("/{2,}", "/", path)
     if ".." in normalized_path.split("/"):
@@ -247,8 +248,8 @@ class Storage:
     def of_table(properties: Mapping[str, str], location: str) -> Storage:
         """Return the storage of a table.
 
-        Symbolic links are followed only in the path of the parent of the table's folder. A writer of a local table
-        could replace folders of the table by symbolic links to files of other tables.
+        No symbolic link below the parent of the table's folder is followed. Otherwise a writer of a local table could
+        replace folders of the table by symbolic links to files of other tables.
         """
         path = _find_local_path(location)
         return Storage(properties, "" if path is None else os.path.dirname(path.rstrip("/")).rstrip("/"))
@@ -359,7 +360,11 @@ def _close_after(descriptor: int) -> Iterator[int]:
 
 
 def _write_local(path: LocalPath, parts: Iterable[bytes | bytearray | memoryview]) -> int:
-    """Write a local file durably to a temporary name, and link it to its final name."""
+    """Write a local file durably to a temporary name, link it to its final name, and return its size in bytes.
+
+    Raises:
+        FileExistsError: A file with the final name exists.
+    """
     name = os.path.basename(path.path)
     temporary_path = path.make_sibling(f".{name}.{uuid.uuid4().hex}")
     try:

@@ -33,7 +33,7 @@ CURRENT = At()
 
 
 class TimelineInstant(msgspec.Struct, frozen=True, rename="kebab"):
-    """An instant of the timeline (docs/reference/timeline.md).
+    """An action on a table or view, such as a commit, as the catalog has recorded it (docs/reference/timeline.md).
 
     Attributes:
         position: The value of `since` with which a listing continues after this instant.

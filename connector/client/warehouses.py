@@ -16,7 +16,7 @@ _PATH = "/api/v1/warehouses"
 
 
 def make_warehouse_url(url: str, warehouse: str | None) -> str:
-    """Return the URL of an additional warehouse of a server. A client uses it as the URL of its server.
+    """Return the URL of a further warehouse of a server. A client uses it as the URL of its server.
 
     Args:
         url: The URL of the server.

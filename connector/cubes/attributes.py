@@ -61,7 +61,10 @@ class ReplacedTable:
 
     @property
     def hidden_name(self) -> str:
-        """The column name that represents `has_partner` in the changed query. No statement can contain it."""
+        """The name, in the changed query, of the column that is true if the dimension table has a row with the key.
+
+        No statement can contain this name.
+        """
         return f"\0partner\0{self.number}"
 
 
@@ -84,8 +87,8 @@ class JoinedAttributes:
 def list_attributes(cube: IndexDefinition) -> list[JoinedAttributes]:
     """Return the attributes of dimension tables that a cube has.
 
-    Attributes are left out if the cube does not record whether a key has a partner in the dimension table, because an
-    inner join drops rows without a partner. The column of term 3 in the cube is `d3`.
+    Attributes are left out if the cube does not record whether the dimension table has a row with a key. An inner join
+    drops the rows of the other keys, so the cube could not answer it. The column of term 3 in the cube is `d3`.
     """
     attributes: dict[tuple[DimensionSource, int], JoinedAttributes] = {}
     for number, term in enumerate(cube.terms):
@@ -116,6 +119,7 @@ def replace_tables(
     """Remove from a query the dimension tables whose used columns are in the cube, and return these tables.
 
     The condition of a removed join is replaced by the column that states whether the key has a row in the table.
+    If a join is not an inner join, no table is removed.
 
     Args:
         tree: The query, which is changed.
@@ -219,7 +223,10 @@ def _find_condition(
     tables: Mapping[int, DimensionTable],
     equalities: Sequence[_Equality],
 ) -> _JoinCondition | None:
-    """Return the condition by which a table is joined, if the attributes are of this table and of this join.
+    """Return the condition by which a table is joined.
+
+    The result is None if the attributes are not of this table at this snapshot, or if no condition joins it by their
+    key.
 
     Args:
         attributes: The attributes of a dimension table in the cube.
@@ -246,8 +253,8 @@ def _find_condition(
 def _list_usable(attributes: JoinedAttributes, schema: Schema) -> dict[str, str]:
     """Return the names of columns in the cube's entries, by the name of the attribute.
 
-    Attributes whose type has changed are left out. The flag `HAS_PARTNER` is also left out, because it is no column of
-    the table.
+    Attributes whose type has changed are left out. `HAS_PARTNER`, which states whether the table has a row with the
+    key, is also left out, because it is no column of the table.
     """
     usable_columns = {}
     for field in schema.fields:
@@ -261,7 +268,7 @@ def _list_usable(attributes: JoinedAttributes, schema: Schema) -> dict[str, str]
 def _uses_only(
     tree: exp.Expr, number: int, attributes: Mapping[str, str], condition: exp.Expr, find: FindColumn
 ) -> bool:
-    """Return whether the query uses only columns in `attributes` of a table, except in the condition of the join."""
+    """Return whether all columns of a table that the query uses outside of the join condition are in `attributes`."""
     join_columns = {id(column) for column in condition.find_all(exp.Column)}
     return all(
         source is None or source[0] != number or source[1] in attributes

@@ -64,7 +64,10 @@ class CubeDialect(ABC):
     checks_written_form = True
 
     def prepare(self, select: exp.Select) -> exp.Select:
-        """Return the query with nodes that sqlglot writes with the same meaning. The query itself is not changed."""
+        """Replace nodes whose meaning sqlglot would change when it writes them as text, in a copy of the query.
+
+        By default, there are no such nodes, and the query itself is returned.
+        """
         return select
 
     def quote_name(self, name: str) -> str:
@@ -90,6 +93,9 @@ class CubeDialect(ABC):
         """Return the type that a partial aggregate has in the union of the cube's groups and of rows of other files.
 
         Sums of floats are doubles. Sums of other numbers have the type of `sum_type`.
+
+        Raises:
+            NotFromCube: Values of the type are not used in cubes.
         """
         if partial.function == COUNT or partial.operand is None:
             return self.name_type("long")
@@ -148,7 +154,8 @@ class CubeDialect(ABC):
     def sketch_row(self, value: str, kind: str) -> str:
         """Return the sketch of the value of one row, in SQL.
 
-        By default it is null. It is never computed, because for such an engine the cube covers all files.
+        By default it is null. Engines that do not override this method read no rows beside the groups, because the cube
+        must cover all files, so the result is never computed.
         """
         # The CASE is always null. It has the type of sketches, because groups and rows are combined by UNION ALL.
         return f"CASE WHEN {value} IS NULL THEN CAST(NULL AS {self.sketch_type}) END"

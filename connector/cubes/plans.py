@@ -22,7 +22,18 @@ from seamark.formats.runtime.decoding import convert_json
 
 
 class _Plan(msgspec.Struct, frozen=True, rename="kebab"):
-    """A decoded response, which contains the plan of a query over a cube."""
+    """A decoded response, which contains the plan of a query over a cube.
+
+    Attributes:
+        reason: The reason why the cube cannot be used, or None.
+        covered_files: The number of files whose rows are in the groups of the cube.
+        considered_files: The number of files that the server considered for the plan.
+        row_files: The number of files without groups, whose rows must be read.
+        row_bytes: The size of these files.
+        schema_id: The schema of the table with which the server made the plan.
+        name: The name of the plan table with the files without groups, or None.
+        plan_snapshot_id: The id of the plan snapshot with the files without groups, or None.
+    """
 
     reason: str | None
     schema_id: int = 0

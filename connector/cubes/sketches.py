@@ -65,7 +65,7 @@ def _convert(merged: pa.Table, encode: Callable[[Registers], bytes]) -> pa.Table
 def encode_for_trino(registers: Registers) -> bytes:
     """Return registers as a `HyperLogLog` of Trino: the least rank, and distances from it in 4 bits each.
 
-    Larger distances are listed at the end, each without the 15 that are stored in its place.
+    For a distance of more than 15, 15 is stored, and the rest of the distance is listed at the end.
     """
     baseline = int(registers.min())
     distances = registers.astype(np.int64) - baseline

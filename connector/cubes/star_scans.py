@@ -58,7 +58,8 @@ def translate_star(
         scans: The scans of the query.
         find_start: Returns the position in the statement at which a reference to a table begins.
         dialect: The engine.
-        floats: See `translate_statement`.
+        floats: Whether sums of floats, and averages that are floats, may be used. Their last digits depend on the order
+            of the additions.
 
     Returns:
         The number of the scan whose table has the cube, and the translation.

@@ -58,21 +58,21 @@ class StarAttribute:
     """An attribute of a dimension table, as a column of a query of one table.
 
     Attributes:
-        entry: The name of the column in the cube's entries, which are its groups.
-        row: The SQL of the value for one row of the fact table, used for files that the cube does not cover.
+        entry_column: The name of the column in the cube's entries, which are its groups.
+        row_sql: The SQL of the value for one row of the fact table, used for files that the cube does not cover.
         kind: The Iceberg type.
         key_id: The field id of the fact table's key column for the dimension table.
     """
 
-    entry: str
-    row: str
+    entry_column: str
+    row_sql: str
     kind: str
     key_id: int
 
     @property
     def hidden_name(self) -> str:
         """The name of the column. No statement can contain it."""
-        return f"\0attribute\0{self.entry}"
+        return f"\0attribute\0{self.entry_column}"
 
 
 def flatten_joins(select: exp.Select) -> exp.Select:

@@ -341,6 +341,7 @@ class _Translation:
         self._has_sketches = False
 
     def run(self) -> CubeStatement:
+        """Translate the query, or raise `NotFromCube` if the cube cannot answer it."""
         values = [item.unnest() for item in self._select.expressions]
         names = [value.name if isinstance(value, exp.Column) else "" for value in values]
         tree = replace_times(self._select, list(self._times))
@@ -357,7 +358,7 @@ class _Translation:
         for name, item in zip(names, list(tree.expressions), strict=True):
             if name and item.unnest().name != name:
                 item.replace(exp.alias_(item.copy(), name, quoted=True))
-        if not self._used_outputs:
+        if not self._used_outputs:  # The groups must have at least one column, so they get their numbers of rows.
             self._add_partial(COUNT_ROWS)
         columns = sorted(self._used_outputs, key=lambda column: (column[0], int(column[1:])))
         paths = dict.fromkeys(path for row_condition in row_conditions for path in self._list_paths(row_condition))
@@ -369,7 +370,7 @@ class _Translation:
             self._cube,
             tuple(columns),
             condition,
-            f"NOT ({condition}){nulls}" if condition else "",
+            f"NOT ({condition}){nulls}" if condition else "",  # True for rows that do not meet the condition.
             self._alias,
             tree,
             self._dialect,
@@ -455,7 +456,7 @@ class _Translation:
         )
 
     def _is_column(self, value: exp.Expr, name: str) -> bool:
-        """Return whether a value is the column with this name, and not a field of a struct."""
+        """Return whether a value is the column with this lower-case name, and not a field of a struct."""
         if not isinstance(value, exp.Column):
             return False
         names = [part.name.lower() for part in value.parts]
@@ -485,7 +486,7 @@ class _Translation:
     def _check_literal(self, node: exp.Cast) -> None:
         """Check that a literal with a type is written as it was read.
 
-        sqlglot reads the literal `DECIMAL '1.5'` as a cast, which rounds in Trino, and drops the zone of a time.
+        sqlglot reads `DECIMAL '1.5'` as a cast, which rounds in Trino. sqlglot also drops the zone of a time.
 
         Raises:
             NotFromCube: The literal is not a plain date or time.
@@ -518,7 +519,7 @@ class _Translation:
         return hidden or self._dimensions.get(path)
 
     def _find_path(self, node: exp.Column) -> str | None:
-        """Return the path of a column or of a field in lower case, or None if the node has another form."""
+        """Return the lower-case path of a column or field, or None for other nodes. Refuse an ambiguous path."""
         if not all(isinstance(part, exp.Identifier) for part in node.parts):
             return None
         parts = [part.name.lower() for part in node.parts]
@@ -532,10 +533,11 @@ class _Translation:
         return ".".join(parts)
 
     def _use_dimension(self, dimension: _Dimension | StarAttribute) -> str:
+        """Add the output column of a dimension to the columns that the query needs, and return its name."""
         if isinstance(dimension, StarAttribute):
             kind = self._dialect.name_type(dimension.kind)
-            output = _Output(PREFIX + dimension.entry, dimension.row, kind, frozenset({dimension.key_id}))
-            return self._used_outputs.setdefault(dimension.entry, output).name
+            output = _Output(PREFIX + dimension.entry_column, dimension.row_sql, kind, frozenset({dimension.key_id}))
+            return self._used_outputs.setdefault(dimension.entry_column, output).name
         column, kind = dimension.column, str(dimension.column.type)
         is_plain_column = "." not in column.name and dimension.transform == IDENTITY
         name = self._name(column.name) if is_plain_column else PREFIX + dimension.entry_column
@@ -606,7 +608,7 @@ class _Translation:
         return self._find_dimension(argument)
 
     def _to_measure(self, node: exp.Expr) -> Measure | None:
-        """Return an aggregate as a measure, or None if it has another form."""
+        """Return an aggregate as a measure, or None if it has DISTINCT or an argument that no measure can have."""
         if isinstance(node.this, exp.Distinct):
             return None
         if isinstance(node, exp.Count) and (isinstance(node.this, exp.Star) or _is_constant(node.this)):
@@ -636,9 +638,7 @@ class _Translation:
         if not self._floats and self._dialect.adds_floats(measure):
             raise NotFromCube(f"{measure.text} adds floats, which the session excludes")
         if not self._floats and measure.function == APPROX_DISTINCT:
-            raise NotFromCube(
-                f"{measure.text} is estimated in another way than the engine's, which the session excludes"
-            )
+            raise NotFromCube(f"{measure.text} is estimated differently by the engine; the session excludes estimates")
         columns = [self._add_partial(partial) for partial in measure.partials]
         return self._dialect.combine(measure, columns, filter_clause)
 
@@ -681,7 +681,7 @@ def _list_columns(schema: Schema) -> Iterator[tuple[str, Column]]:
 
 
 def _split(condition: exp.Expr) -> list[exp.Expr]:
-    """Return the parts of a conjunction."""
+    """Return the conditions that a condition joins by AND, or only the condition itself if it has no AND."""
     inner = condition.unnest()
     return list(inner.flatten()) if isinstance(inner, exp.And) else [condition]
 

@@ -97,7 +97,7 @@ def replace_times(tree: exp.Expr, dimensions: Sequence[TimeDimension]) -> exp.Ex
 
 
 def _find_time(node: exp.Expr) -> tuple[exp.Column, str, datetime | None] | None:
-    """Return (column, unit, boundary) if the node may use a truncated time.
+    """Return (column, unit, boundary) if the node may use a truncated time, otherwise None.
 
     The unit is the coarsest truncation that is sufficient. For a comparison, the boundary is the other side. Only
     `time >= boundary` and `time < boundary`, in either order, have the same result for truncated times.
@@ -121,7 +121,7 @@ def _find_time(node: exp.Expr) -> tuple[exp.Column, str, datetime | None] | None
 def _read_column(node: exp.Expr, unit: str | None) -> tuple[exp.Column, str, None] | None:
     """Return (column, unit, None), or None if the unit is unknown or the node is no column.
 
-    The last item is the boundary in the results of `_find_time`, which only comparisons have.
+    The result has the form of the results of `_find_time`. Their last item is a boundary, which only comparisons have.
     """
     if isinstance(node, exp.TsOrDsToDate) and set(node.args) <= {"this"}:  # Spark's year(ts) is year(CAST(ts AS date)).
         node = node.this
@@ -133,7 +133,8 @@ def _read_column(node: exp.Expr, unit: str | None) -> tuple[exp.Column, str, Non
 def _read_comparison(node: exp.Expr, literal: exp.Expr) -> tuple[exp.Column, str, datetime] | None:
     """Return (column, "", boundary) for the comparison of a column with a time, or None for other operands.
 
-    The unit is empty, because the caller determines the needed unit from the boundary.
+    The time must be a text with a cast to DATE, or to TIMESTAMP without a time zone. The unit is empty, because the
+    caller determines the needed unit from the boundary.
     """
     if not isinstance(node, exp.Column) or not isinstance(node.this, exp.Identifier):
         return None

@@ -80,9 +80,10 @@ class DuckDBCubeQuery:
 
 
 def _replace_by_empty_relation(text: str, reference: NamedRelation, schema: Schema) -> str:
-    """Return the statement with an empty relation in place of the table. The relation has the table's columns.
+    """Return the statement with an empty relation in place of the table.
 
-    DuckDB can find the types of the result of this statement without reading the table.
+    The relation has the columns of the table whose types a query over a cube can use. DuckDB can find the types of the
+    result of this statement without reading the table.
     """
     columns = ((field.name, _name_type(field.type)) for field in schema.fields)
     null_columns = ", ".join(
@@ -97,7 +98,10 @@ def _replace_by_empty_relation(text: str, reference: NamedRelation, schema: Sche
 
 
 def _name_type(kind: Type) -> str | None:
-    """Return a type in DuckDB's SQL, or None if a query over a cube cannot use the type."""
+    """Return a type in DuckDB's SQL, or None if a query over a cube cannot use the type.
+
+    The type of a struct has only the fields that such a query can use.
+    """
     if isinstance(kind, StructType):
         fields = [(field.name, _name_type(field.type)) for field in kind.fields]
         field_types = [f"{quote_name(name)} {inner}" for name, inner in fields if inner is not None]

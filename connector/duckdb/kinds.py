@@ -252,7 +252,7 @@ def _find_with_query(table: exp.Table) -> exp.Expr | None:
 
 
 def _name_output(projection: exp.Expr) -> str:
-    """Return the name of a column in the result. It is empty for a value without a name, whose kind is unknown."""
+    """Return the name of a column in the result. It is empty for a value without a name."""
     return projection.alias_or_name.lower() if isinstance(projection, exp.Alias | exp.Column) else ""
 
 
@@ -300,8 +300,8 @@ def to_constant(node: exp.Expr | None, kind: str, *, utc: bool) -> exp.Expr | No
 def _add_numbers(node: exp.Expr | None) -> Decimal | None:
     """Return the result of added and subtracted numbers, as in `BETWEEN 1200 AND 1200 + 11`.
 
-    The result is None unless DuckDB adds the numbers as INTEGER or as short decimals. If a sum does not fit its type,
-    the query fails.
+    The result is None unless DuckDB adds the numbers as INTEGER or as short decimals. It is also None if a sum does not
+    fit INTEGER, because the query then fails.
     """
     while isinstance(node, exp.Paren):
         node = node.this
@@ -326,7 +326,7 @@ def _make_number(value: Decimal) -> exp.Expr:
 
 
 def _to_current_time(node: exp.Expr) -> exp.Expr | None:
-    """Return the current time, or a time some days or intervals from it, in Trino's SQL."""
+    """Return the current time, or a time some days or intervals from it, in Trino's SQL, or None for any other node."""
     if isinstance(node, exp.CurrentDate | exp.CurrentTimestamp | exp.Localtimestamp):
         return node.copy()
     if isinstance(node, exp.Anonymous) and node.name.lower() == "now" and not node.expressions:
@@ -345,7 +345,7 @@ def _to_current_time(node: exp.Expr) -> exp.Expr | None:
 def _read_text(node: exp.Expr | None) -> tuple[str | None, exp.DType | None]:
     """Return the text of a string literal, and the type to which it is cast, or None if there is no cast.
 
-    The text is None if the node is not a string.
+    The text is None if the node is not a string. Callers handle literals of numbers before.
     """
     match node:
         case exp.Literal():
@@ -356,6 +356,16 @@ def _read_text(node: exp.Expr | None) -> tuple[str | None, exp.DType | None]:
 
 
 def _to_timestamp(text: str, target: exp.DType | None, kind: str, *, utc: bool) -> exp.Expr | None:
+    """Return a text as a time literal of a column's type, in Trino's form.
+
+    The result is None if the text is not a time, or if the engines may read it differently.
+
+    Args:
+        text: The text.
+        target: The type to which the statement casts the text, or None if there is no cast.
+        kind: The Iceberg type of the column.
+        utc: Whether the session's time zone is UTC. If not, a time without a zone is no value of a `timestamptz`.
+    """
     match = _TIMESTAMP.fullmatch(text)
     if match is None:
         return None

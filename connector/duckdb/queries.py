@@ -282,8 +282,8 @@ class _Query:
         Planning takes at most `BUDGET_S` seconds.
         """
         until_s = asyncio.get_running_loop().time() + BUDGET_S
-        # A relation is run later, possibly several times. If it uses the current time, it is planned for a day
-        # (`relative_times.py`).
+        # A relation is run later, possibly several times. The bounds of conditions with the current time are valid for
+        # one day (`relative_times.py`), so the plans must not be valid for longer.
         lease_s = self._lease_s if find_today(self._statement.text) is None else min(self._lease_s, LEASE_S)
         async with AsyncExitStack() as stack, asyncio.timeout_at(until_s):
             servers = {}

@@ -39,7 +39,8 @@ def rewrite_conditions(tree: exp.Expr, kinds: NameKinds) -> None:
     node_types = {type(node) for node in nodes}
 
     def find_nodes(*types: type[exp.Expr]) -> list[exp.Expr]:
-        """Return a list of the nodes of these types in the tree. The tree may be changed while they are visited.
+        """Return a list of the nodes of these types, so that the tree may be changed while they are visited.
+
         The tree is walked only if it may have such nodes, because a walk takes milliseconds.
         """
         return list(tree.find_all(*types)) if any(issubclass(node_type, types) for node_type in node_types) else []
@@ -59,8 +60,8 @@ def rewrite_conditions(tree: exp.Expr, kinds: NameKinds) -> None:
         if isinstance(case, exp.Case) and case.this is not None:
             _convert_operand(case, kinds)
     for count_node in find_nodes(exp.CountIf):
-        # In DuckDB, the result is null if there are no rows, and 0 if the condition is true for no row. Therefore these
-        # rows must stay.
+        # In DuckDB, the result is 0 if the condition is true for no row, but null if there are no rows at all.
+        # Therefore rows that do not meet the condition must not be left out.
         count_node.set("this", hide([count_node.this]))
     for division in find_nodes(exp.IntDiv):
         # Both divisions truncate. DuckDB's `/` divides doubles.
@@ -140,7 +141,8 @@ def hide(expressions: Sequence[exp.Expr]) -> exp.Anonymous:
 def _to_in_condition(function: exp.Expr, kinds: NameKinds) -> exp.In | None:
     """Return `list_contains([1, 2], c)` as `c IN (1, 2)`. Both are true for the same rows.
 
-    The result is None if the list contains a null, because DuckDB can find nulls in a list.
+    The result is None if the list contains a null, because DuckDB can find nulls in a list. It is also None for other
+    functions, for elements that are not constants of the column's kind, and where a null result differs from false.
     """
     array, column = function.this, function.args.get("expression")
     if not isinstance(function, exp.ArrayContains | exp.Contains) or not isinstance(array, exp.Array):

@@ -115,7 +115,7 @@ class DuckDBStatement:
         return tree
 
     def to_marked_text(self, tables: Mapping[int, Mapping[str, str]], *, utc: bool) -> str:
-        """Return the statement in Trino's SQL. Reference n is replaced by `mark_name(n)`.
+        """Return the statement in Trino's SQL. The reference to a table with the number n becomes `mark_name(n)`.
 
         The text is only analysed and never run. Conditions with another meaning in Trino are hidden, so that they give
         no filter. The tree of the statement is changed.
@@ -123,6 +123,9 @@ class DuckDBStatement:
         Args:
             tables: The columns of the references to tables of the catalog, with their Iceberg types.
             utc: Whether the session's time zone is UTC.
+
+        Raises:
+            UnsupportedStatement: Trino's SQL cannot express the statement, or USING may convert the compared values.
         """
         kinds = NameKinds(self._tree, tables.values(), self._find_sure_qualifiers(tables))
         rewrite_conditions(self._tree, kinds)
@@ -531,7 +534,10 @@ def _find_term_kind(node: exp.Expr | None, kinds: NameKinds) -> tuple[str | None
 
 
 def _is_period(node: exp.Expr, column: exp.Expr, kinds: NameKinds) -> bool:
-    """Return whether an equality compares a day, month or year of a column with another column, as Trino would."""
+    """Return whether an equality compares a day, month or year of a column with another column.
+
+    The result is False for types with which Trino may compare the values in another way.
+    """
     if type(column.unnest()) is not exp.Column or not isinstance(node.parent, exp.EQ):
         return False
     kind, other = _find_term_kind(node, kinds)[0], kinds.find_kind(column.unnest())

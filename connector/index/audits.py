@@ -105,7 +105,8 @@ class _AuditedIndex:
             registered_file: The index file in the server's list.
             sample: The number of data files to read again.
 
-        The result has no problems if the server has replaced or deleted the index file since it was listed.
+        Returns:
+            The verdict. It has no problems if the server has replaced or deleted the index file since it was listed.
         """
         location = registered_file["location"]
         verdict = _compare_counts(verify_index_file(location, self.task, sample=sample, rng=self.rng), registered_file)
@@ -209,7 +210,11 @@ def audit_index(
 def _create_task(
     client: IndexClient, table: Name, index: Index, engine_table: EngineTable, metadata: TableMetadata
 ) -> IndexTask:
-    """Return the task with which an audit builds entries again. It has no folder, because an audit writes no files."""
+    """Return the task with which an audit builds entries again. It has no folder, because an audit writes no files.
+
+    Raises:
+        BadRequest: The definition is invalid, or the table has no UUID.
+    """
     definition = parse_definition(index.json["definition-id"], metadata.current_schema, metadata.schemas)
     if metadata.table_uuid is None:
         raise BadRequest(f"The table at {engine_table.location} has no table-uuid; an audit requires one")

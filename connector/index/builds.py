@@ -94,7 +94,7 @@ class BuildReport:
 
     Attributes:
         files_not_indexed: The number of files that are still missing, because they cannot be indexed.
-        skipped: The path of each of the first of these files, and the reason.
+        skipped: The paths of the first of these files, each with the reason.
     """
 
     progress: BuildProgress
@@ -123,7 +123,7 @@ class ClusterFailed(Exception):
 
 
 class InProcessWorkers:
-    """Runs the groups one after the other in this process."""
+    """Indexes groups of data files in this process, one group after the other."""
 
     parallelism = 1
 
@@ -217,7 +217,7 @@ def open_build(client: IndexClient, table: Name, index: str, *, exclusive: bool)
         if isinstance(error, DimensionRefused):
             # A user who can read the indexed table can load the reason, but may have no right to the dimension table.
             reason = "A dimension table cannot be used; only the builder reports why"
-        with suppress(ClientError):  # The first error of the group is raised.
+        with suppress(ClientError):  # The error of the block is raised, and not an error of this request.
             client.finish_build(table, index, build_json["build-id"], outcome="rolled-back", reason=reason[:1000])
         raise
 
@@ -369,6 +369,7 @@ class _BuildRun:
         progress = json["progress"]
         return BuildProgress(
             files_done=progress["files-done"],
+            # The total includes at least all files that are done or skipped, so the progress never exceeds 100 %.
             files_total=max(progress["files-total"], progress["files-done"] + self._skipped_count),
             files_skipped=self._skipped_count,
             rows_done=progress["rows-done"],
@@ -398,7 +399,7 @@ class BuildSource:
     ) -> BuildSource:
         """Load the table. A long build loads it repeatedly, because the schema and the storage credentials may change.
 
-        The task has no dimension tables, which only new entries need.
+        The task has no dimension tables. The build reads them later, when it computes new index entries.
 
         Raises:
             TableReplaced: The name now refers to another table.

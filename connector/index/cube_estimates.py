@@ -27,8 +27,9 @@ def find_cube_problem(
 ) -> str | None:
     """Return the reason why a cube would not be useful or could not be built, or None.
 
-    The entry of the largest of the first data files is built, to find a problem before the cube is defined. The result
-    is None if the file cannot be read, or if the definition is invalid, because the server checks the definition.
+    The entry of the largest of the first data files is built, to find a problem before the cube is defined. Files with
+    more than `SAMPLED_ROWS_MAX` rows are not used. The result is None if there is no file to use, if the file cannot be
+    read, or if the definition is invalid, because the server checks the definition.
 
     Raises:
         ClientError: The server refuses a request or cannot be reached.

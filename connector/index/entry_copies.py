@@ -69,6 +69,9 @@ def copy_unchanged_entries(
     of a dimension table has expired. The key columns of a data file are read at most once. If a key of the file has
     changed since the newest earlier definition, the build makes its entry too.
 
+    Only the newest `_EARLIER_DEFINITIONS_MAX` definitions are used. The function ends early if it has written no index
+    file for `_REGISTRATION_INTERVAL_MAX_S`, so that the build can register one in time.
+
     Args:
         client: The client.
         task: The index task of the build.
@@ -151,7 +154,9 @@ def _read_earlier_terms(terms: Sequence[Term], definition_id: str) -> list[Term]
 
 
 def find_changed_keys(earlier: pa.Table, later: pa.Table) -> pa.Array:
-    """Return the keys that have other attributes in the later rows of a dimension table, or are only in one of them.
+    """Return the keys whose attributes differ between the earlier and the later rows of a dimension table.
+
+    Keys that are only in the earlier rows, or only in the later rows, are included.
 
     Args:
         earlier: The earlier rows. The column `key` has distinct values, and the other columns are attributes.
@@ -186,7 +191,7 @@ def _find_unchanged(
     read_ids: set[FileId],
     deadline_s: float,
 ) -> set[FileId]:
-    """Return the missing files of an index file that certainly have no changed key.
+    """Return the data files of an index file that have no entries yet, and whose rows certainly have no changed key.
 
     Args:
         task: The index that is built.

@@ -238,7 +238,7 @@ class Indexer:
     def _maintain_table(
         self, table: Table, workers: Workers, counts: MaintenanceCounts, due_audits: list[_DueAudit]
     ) -> None:
-        """Build and merge the indexes of a table, and append the indexes whose audit is due to `due_audits`."""
+        """Build and merge the indexes of a table. Add those that must be audited again to `due_audits`."""
         definitions, writable_definitions = self._read_definitions(table)
         if not definitions:
             # The state of the indexes is not requested here, because the server would have to read manifests for it.
@@ -263,7 +263,8 @@ class Indexer:
                     action = partial(self._build, table, index, workers, counts)
                     self._run_unless_backed_off((table, index.name, "build"), action, counts, lag_files=lag_files)
                 # Merges may be due even without a build, because other clients also build index files.
-                # A merge also moves misplaced files: files in the folder that earlier versions of Seamark used.
+                # A merge also moves misplaced files: files in the folder that earlier versions of Seamark used. A level
+                # is full if it has enough files for a merge.
                 has_full_level = any(count >= MERGED_FILES_MIN for count in index.json["levels"].values())
                 if lag_files or has_full_level or index.json.get("misplaced"):
                     self._run_unless_backed_off(
@@ -477,7 +478,8 @@ class Indexer:
         """Run an action, unless a backoff applies to it.
 
         Failures are logged, and set a backoff. An error is raised only if the server is unavailable. A conflict with
-        another builder sets no backoff, because this builder does the work.
+        another builder sets no backoff, because the other builder does the work. A failure because the table or the
+        index no longer exists is ignored.
 
         Args:
             key: The table, the index and the name of the action.

@@ -245,6 +245,9 @@ def _read_or_reuse_dimension(
 
     If the earlier call has read other attributes, all of them are read together, so that the builds of all indexes of a
     table of facts read each dimension table a few times at most.
+
+    Raises:
+        InvalidRequest: The table cannot be used, or is too large.
     """
     cached_dimensions = _CACHED_DIMENSIONS.setdefault(client, {})
     cached_dimension = cached_dimensions.get(source)
@@ -283,7 +286,12 @@ def _make_size_error(source: DimensionSource) -> InvalidRequest:
 def _read_dimension(
     client: SeamarkClient, source: DimensionSource, key_type: str, attributes: Mapping[int, str], bytes_max: int
 ) -> pa.Table:
-    """Read the key and the attributes of a dimension table, up to `bytes_max` bytes."""
+    """Read the key and the attributes of a dimension table.
+
+    Raises:
+        InvalidRequest: A column is missing or has another type, a key has several rows, or the table has more
+            than `DIMENSION_ROWS_MAX` rows or `bytes_max` bytes.
+    """
     name = ".".join(source.table)
     source_table = open_table(client, source.table, At(snapshot_id=source.snapshot_id))
     fields = {field.id: field for field in source_table.schema.fields}
@@ -327,7 +335,10 @@ def _read_dimension(
 
 
 def _encode_attribute(values: pa.ChunkedArray) -> pa.DictionaryArray:
-    """Return the values as a dictionary array with the smallest codes, because groups are found faster by them."""
+    """Return the values as a dictionary array with codes of the narrowest integer type.
+
+    Groups are found faster with narrow codes.
+    """
     encoded_values = values.combine_chunks().dictionary_encode()
     codes = encoded_values.indices.cast(_choose_code_type(len(encoded_values.dictionary)))
     return pa.DictionaryArray.from_arrays(codes, encoded_values.dictionary)

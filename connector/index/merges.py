@@ -169,7 +169,7 @@ def merge_index_files(
 
 
 def read_file_ids(location: str, storage: Storage) -> list[tuple[int, int]]:
-    """Return the identities of the data files of an index file.
+    """Return the identities of the data files of an index file, each as two 64-bit numbers (high, low).
 
     Raises:
         Corrupt: The file is damaged.

@@ -31,8 +31,8 @@ class VerificationResult:
 
     Attributes:
         problems: Empty if the index file is correct.
-        sampled_files: The data files that were read.
-        unreadable_files: The data files that could not be read, for example because they were deleted.
+        sampled_files: The number of data files that were read.
+        unreadable_files: The number of data files that could not be read, for example because they were deleted.
     """
 
     location: str

@@ -55,6 +55,11 @@ def check_access(
 
 
 def _check_object(storage: Storage, location: str) -> None:
+    """Write, read and delete an object.
+
+    Raises:
+        RuntimeError: The object cannot be written or read, or other bytes were read.
+    """
     folder = location.rpartition("/")[0]
     try:
         storage.write(location, [_CONTENT])

@@ -30,7 +30,10 @@ def take_next_step(client: IndexClient, table: Name, *, build_indexes: Callable[
         build_indexes: A function that builds the indexes of the table.
 
     Returns:
-        The totals of the step, and the seconds after which the next step may be due.
+        The number of applied changes. If no change was applied, the seconds after which the next step may be due.
+
+    Raises:
+        JobIncomplete: Some files were not rewritten.
     """
     try:
         step = take_advice_step(client, table)

@@ -438,7 +438,7 @@ class _Spill:
             numbers: The index of the range of each row.
 
         Raises:
-            InvalidRequest: The files become too large.
+            InvalidRequest: The files exceed `SPILL_BYTES` together.
         """
         binary = pa.Array.from_buffers(pa.binary(keys.itemsize), len(keys), [None, pa.py_buffer(keys)])
         rows = batch.append_column(_ORIGIN, pa.array(origins)).append_column(_KEY, binary)
@@ -478,6 +478,8 @@ class _Spill:
     def read_ranges(self) -> Iterator[tuple[pa.RecordBatch, Longs, Keys]]:
         """Yield the rows of each range, in ascending order of ranges, with their origins and keys.
 
+        The file of a range is deleted after its rows were yielded.
+
         The origin of a row is its number among the rows of all old files. If all rows of a range have the same key,
         they are yielded in several batches.
         """
@@ -497,7 +499,7 @@ class _Spill:
 class _EncryptedFile(io.RawIOBase):
     """A file of encrypted blocks. The length of each block is stored before the block.
 
-    Each file has its own key. The nonce of a block is the index of the block.
+    Each file has its own key. The nonce of a block is the number of the block in the file, from 1.
     """
 
     def __init__(self, path: Path, mode: str, cipher: AESGCM) -> None:

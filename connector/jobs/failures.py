@@ -26,7 +26,8 @@ def format_error_line(error: Exception, max_characters: int, *, with_class: bool
     """Return the error as one line of at most `max_characters` characters.
 
     A process with keys of encrypted files leaves out the messages of errors from libraries, because they may quote
-    values of rows, and all readers of the table can see the line.
+    values of rows, and all readers of the table can see the line. Such a line always
+    begins with the name of the class.
 
     Args:
         with_class: Whether the line begins with the name of the error's class.

@@ -309,7 +309,8 @@ def _select_tasks(
         whole_partitions: Whether to leave out a partition that the condition selects only in part.
 
     Raises:
-        InvalidRequest: The condition selects a part of a partition, and `whole_partitions` is False.
+        InvalidRequest: The condition selects a part of a partition, and `whole_partitions` is False. Or it compares a
+            timestamp, and `utc` is False.
     """
     bound_filter = bind_filter(where, source_table)
     if not utc and any(predicate.kind.startswith("timestamp") for predicate in collect_predicates(bound_filter)):
@@ -334,7 +335,9 @@ def _select_tasks(
 
 
 def _check_rewritable(tasks: Sequence[ScanTask]) -> None:
-    """Check that all files can be rewritten, because readers would still see the values in the remaining files.
+    """Check that all files can be rewritten without the dropped columns.
+
+    Otherwise, readers would still find the values of these columns in the remaining files.
 
     Raises:
         InvalidRequest: A file cannot be rewritten.

@@ -155,6 +155,7 @@ def run_clustering(
     Args:
         full: Whether to also cluster files that were clustered by different columns.
     """
+    # A full run also takes files that writers will probably replace soon (`settled` leaves them out).
     return cluster_incrementally(client, table, full=full, settled=not full, runner=runner)
 
 

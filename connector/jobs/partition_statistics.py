@@ -115,7 +115,8 @@ def _make_partition_array(kind: str, values: Sequence[Value | None]) -> pa.Array
 def _unify_fields(metadata: TableMetadata) -> dict[int, tuple[str, str]]:
     """Return the name and type of each field of all specs, by field id.
 
-    If a field has different names in several specs, the name in the newest spec is used.
+    Void fields and fields of an unknown type are left out. If a field has different names in several specs, the name in
+    the newest spec is used.
     """
     fields: dict[int, tuple[str, str]] = {}
     for spec in sorted(metadata.partition_specs, key=lambda spec: -spec.spec_id):
@@ -126,7 +127,7 @@ def _unify_fields(metadata: TableMetadata) -> dict[int, tuple[str, str]]:
 
 
 def _map_values_by_id(metadata: TableMetadata, row: dict[str, Any]) -> dict[int, Any]:
-    """Return the values of a partition by field id."""
+    """Return the values of a partition by field id. Nulls, and values of an unknown type or spec, are left out."""
     spec = metadata.spec(row["spec_id"])
     values = json.loads(row["partition"])
     if spec is None:

@@ -63,13 +63,15 @@ def undo_job(client: SeamarkClient, table: Name, snapshot_id: int | None = None,
 
 
 def _find_newest_id(client: SeamarkClient, table: Name, branch: str) -> int:
-    """Return the newest snapshot of a rewriting job that is not undone.
+    """Return the id of the newest snapshot of a rewriting job that is not undone.
 
-    The search follows the parents from the head of the branch. The summary of a snapshot that undid a job has the id of
-    the undone snapshot, so undone jobs are known before they are reached.
+    The search follows the parents from the newest snapshot of the branch. If the branch does not exist, it begins at
+    the current snapshot. The summary of a snapshot that undid a job has the id of the undone snapshot, so undone jobs
+    are known before they are reached.
 
     Raises:
         InvalidRequest: The branch has no such snapshot.
+        Corrupt: The table metadata are invalid.
     """
     metadata = decode_table(client.load_table(table, history=True).metadata, str(table))
     ref = metadata.refs.get(branch)

@@ -44,6 +44,8 @@ def expire(
     """Remove all expired snapshots.
 
     Args:
+        client: A client of the server.
+        table: The table.
         older_than_ms: The time, in milliseconds since the epoch, before which snapshots expire. None means the policy
             of the table.
         retain_last: The minimum number of snapshots that each branch keeps. None means the policy of the table.
@@ -97,9 +99,14 @@ def remove_orphan_files(
 ) -> OrphanTotals:
     """Remove all orphan files of a table: files in its folders to which no snapshot refers.
 
-    Unfinished multipart uploads to these folders are aborted.
+    Unfinished multipart uploads to these folders are aborted. The requests end when no orphan files remain, or when a
+    request removes none.
 
     Args:
+        client: A client of the server.
+        table: The table.
+        older_than_ms: The time, in milliseconds since the epoch. Only files that were last modified before it are
+            removed. None means the policy of the table.
         dry_run: Whether to report the totals of one request, and remove nothing. `is_complete` is False if there are
             more orphan files.
 

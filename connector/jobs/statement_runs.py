@@ -46,6 +46,7 @@ def run_statement(
 
     Args:
         utc: Whether the session's time zone is UTC.
+        runner: Runs the batches of files that are rewritten, by default in this process.
         wait_s: The maximum time in seconds to wait while a different job rewrites files of the table.
 
     Raises:

@@ -112,7 +112,7 @@ class _Token(NamedTuple):
 
 
 def parse_statement(text: str) -> TableStatement | None:
-    """Parse a statement that merges files or drops columns. Return None for all other statements.
+    """Parse a statement that merges files or drops columns. Return None for other statements, and for very long texts.
 
     Raises:
         InvalidRequest: The statement is invalid. The message contains the position of the error.
@@ -171,7 +171,7 @@ class _Parser:
         return True
 
     def _parse_name(self) -> tuple[str, ...] | None:
-        """Parse a name, and return its levels, or None if the next token is not a name."""
+        """Parse a name, and return its levels, or None if the next tokens are not a complete name."""
         levels = []
         while self._next.kind in ("word", "quoted"):
             levels.append(self._next.name)

@@ -82,6 +82,8 @@ def compute_statistics(
 ) -> StatisticsReport:
     """Compute the statistics of the current snapshot.
 
+    Without a snapshot, or if the statistics need not be computed, the report is empty.
+
     Args:
         full: Whether to read all files, including files that earlier statistics include.
         if_stale: Whether to compute the statistics only if they are stale according to the policy.
@@ -124,10 +126,15 @@ class _Computation:
         self._percent = policy.changed_percent
 
     def run(self, *, full: bool, dry_run: bool) -> StatisticsReport:
-        """Read the new rows, and commit the statistics unless `dry_run` is set.
+        """Read the new rows, and commit the statistics.
 
         A sketch is a summary of a column from which its number of distinct values is estimated. New files are read for
         all columns, and added to the stored sketches. Old files are read for columns without a usable sketch.
+
+        Args:
+            full: Whether to ignore the stored sketches, so that all files are read for all columns.
+            dry_run: Whether to return only the numbers of files and rows that would be read. Then nothing is read and
+                committed.
         """
         known_sketches = {} if full else self._load_sketches()
         tasks = list(plan(self._client, self._source_table))
@@ -161,7 +168,8 @@ class _Computation:
         """Return the usable sketches of the newest statistics, by column id.
 
         Each sketch has the number of rows that were removed since all files were read for the column. Columns with too
-        many removed rows are left out. The result is empty if the statistics file cannot be read.
+        many removed rows are left out. The result is empty if there is no statistics file, or if the file is too large
+        or cannot be read.
         """
         file, newest = self._newest.file, self._newest
         blobs = {column: blob for column, blob in newest.list_blobs(self._metadata).items() if column in self._types}
@@ -180,6 +188,7 @@ class _Computation:
         return usable
 
     def _select_uncounted(self, tasks: Iterable[ScanTask]) -> list[ScanTask]:
+        """Return the tasks of files whose rows the newest statistics do not include."""
         snapshots = self._newest.uncounted
         if not snapshots:
             return []
@@ -283,6 +292,7 @@ def _read_sketches(storage: Storage, file: StatisticsFile, blobs: Mapping[int, B
 
     Raises:
         Corrupt: The file is damaged.
+        ValueError: A sketch has an unknown compression codec, or is invalid.
         OSError: The file cannot be read.
     """
     data = storage.read(file.statistics_path)

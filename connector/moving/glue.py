@@ -104,7 +104,8 @@ class GlueSource:
         """Yield the items of a listing.
 
         Raises:
-            CatalogRefusal: The listing has too many pages, or repeats a page.
+            CatalogRefusal: The listing has too many pages, or Glue refuses a call.
+            CatalogUnavailable: Glue does not answer, refuses the login, or repeats a page.
         """
         with _translate_errors():
             pages = iter(self._client.get_paginator(operation).paginate(**arguments))
@@ -122,7 +123,8 @@ def _is_iceberg(table: Mapping[str, Any]) -> bool:
 def _translate_errors() -> Iterator[None]:
     """Convert the errors of calls in a block to exceptions of imports.
 
-    Errors that may pass, and errors of the login, become CatalogUnavailable, which ends the import.
+    Errors that may be temporary, and errors of the login, become CatalogUnavailable, which ends the import. A missing
+    entry becomes EntryMissing, and any other refusal becomes CatalogRefusal.
     """
     try:
         yield

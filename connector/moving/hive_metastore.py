@@ -137,7 +137,7 @@ class HiveSource:
         except _AnswerInvalid as error:
             if len(names) == 1:
                 return {names[0]: error}
-            # Tables with thousands of columns need smaller answers, and one invalid table spoils no other.
+            # Tables with thousands of columns need smaller answers, and one invalid table must not affect others.
             middle = len(names) // 2
             return self._load_by_name(namespace, names[:middle]) | self._load_by_name(namespace, names[middle:])
         by_name = {table.tableName: table for table in tables or ()}
@@ -149,7 +149,7 @@ class HiveSource:
 
         Raises:
             CatalogUnavailable: The metastore does not answer.
-            EntryMissing: The database no longer exists.
+            EntryMissing: The database, the table or the view no longer exists.
             CatalogRefusal: The metastore refuses a call, or its answer is invalid or too large.
         """
         transport = TBufferedTransport(_LimitedSocket(self._host, self._port))

@@ -40,7 +40,7 @@ class _BoundedRetry(Retry):
 
 
 class BoundedAdapter(HTTPAdapter):
-    """An HTTP adapter that repeats requests while the server is busy.
+    """An HTTP adapter that repeats GET and HEAD requests while the server is busy.
 
     It also limits the time and the size of answers, which PyIceberg does not.
 

@@ -56,7 +56,7 @@ class MoveDestination(Protocol):
         """Create a namespace, unless it exists. The properties of an existing namespace do not change."""
 
     def drop_namespace(self, namespace: Levels) -> bool:
-        """Drop an empty namespace that the move has created. Return whether it was dropped."""
+        """Drop an empty namespace that this import or export has created. Return whether it was dropped."""
 
     def register_tables(self, namespace: Levels, locations: Mapping[str, str]) -> list[MoveOutcome]:
         """Register tables, unless their names already refer to these metadata files.
@@ -190,7 +190,11 @@ class Move:
             yield Result(kind, name, "gone", "The catalog does not have it")
 
     def _move_namespaces_and_list_steps(self) -> Iterator[Result | Callable[[], list[Result]]]:
-        """Move the namespaces and yield their results. Also yield functions that move tables and views."""
+        """Move the namespaces and yield their results. Also yield functions that move tables and views.
+
+        If a namespace is refused or no longer exists, or if its tables cannot be listed, its tables and views are left
+        out.
+        """
         for namespace in self.source.list_namespaces():
             self._seen_names.add(namespace)
             if not self.selection.needs(namespace):

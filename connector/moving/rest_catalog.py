@@ -131,6 +131,9 @@ class RestConnection(RestCatalog):
 
         Other properties, such as keys of the storage, could change how this process uses its own login and storage. The
         address of the routes is checked by `_choose_address`.
+
+        Raises:
+            CatalogRefusal: The configuration is invalid.
         """
         own_properties = dict(self.properties)
         try:
@@ -161,7 +164,7 @@ class RestConnection(RestCatalog):
         return self._direct.get(url, query, login)
 
     def list_children(self, parent: Levels) -> list[Levels]:
-        """Return the namespaces directly below a namespace.
+        """Return the namespaces directly below a namespace. There are none if the namespace does not exist.
 
         PyIceberg encodes the parent twice, so it does not find the children of namespaces with special characters.
 
@@ -198,7 +201,7 @@ class RestConnection(RestCatalog):
 
         Raises:
             CatalogRefusal: The catalog returns the same page token twice, so the listing would not end, or the listing
-                has too many pages.
+                has more than `_PAGES_MAX` pages.
         """
         tokens: set[str] = set()
         params = dict(query)
@@ -218,6 +221,7 @@ class RestConnection(RestCatalog):
         """Return the location of the metadata file of a table or view.
 
         Raises:
+            EntryMissing: The catalog does not have the table or view.
             CatalogRefusal: The catalog refuses the request, or does not state the location.
         """
         location = self.find_location(endpoint, kind, levels)
@@ -325,7 +329,7 @@ class RestSource:
 
 @contextmanager
 def translate_errors() -> Iterator[None]:
-    """Convert the errors of PyIceberg in a block to exceptions of imports."""
+    """Convert errors of PyIceberg in a block to EntryMissing, CatalogUnavailable or CatalogRefusal."""
     try:
         yield
     except NoSuchNamespaceError:
@@ -340,14 +344,14 @@ def translate_errors() -> Iterator[None]:
 
 
 def _choose_address(own_address: str, configured_address: object) -> str:
-    """Return the address of the routes.
+    """Return the address to which the paths of the REST catalog's requests are appended.
 
     The address in the configuration is used only if the user's address is below it, and otherwise ignored. For example,
     the configuration of Nessie at `https://HOST/iceberg/BRANCH` has the address `https://HOST/iceberg`.
 
     Args:
         own_address: The address from the user.
-        configured_address: The address in the configuration of the other catalog.
+        configured_address: The address in the configuration that the REST catalog returns.
     """
     if not isinstance(configured_address, str):
         return own_address

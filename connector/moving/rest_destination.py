@@ -45,7 +45,7 @@ class RestDestination:
             other_properties = {name: value for name, value in properties.items() if name != "location"}
             answer = self.create_namespace(namespace, other_properties)
             return answer._replace(reason=answer.reason or f"Its location is not exported: {read_message(response)}")
-        return _to_answer(response)
+        return _to_outcome(response)
 
     def drop_namespace(self, namespace: Levels) -> bool:
         # Another catalog may drop the tables of a namespace with it, and a client may have created one meanwhile.
@@ -75,7 +75,7 @@ class RestDestination:
                     body: dict[str, Any] = {"name": name[-1], "metadata-location": metadata_location}
                     response = self._connection.post(endpoint, body, name[:-1])
                     if response.status_code != _CONFLICT_STATUS:
-                        return _to_answer(response)
+                        return _to_outcome(response)
                     # Another export, or an earlier attempt of this request, may have registered the name.
                     existing_location = self._connection.find_location(load_endpoint, kind, name)
         except CatalogRefusal as error:
@@ -94,7 +94,7 @@ class RestDestination:
         self._connection.close()
 
 
-def _to_answer(response: requests.Response) -> MoveOutcome:
+def _to_outcome(response: requests.Response) -> MoveOutcome:
     if response.ok:
         return MoveOutcome("moved")
     if response.status_code == _CONFLICT_STATUS:

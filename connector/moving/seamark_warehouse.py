@@ -57,6 +57,7 @@ class SeamarkDestination:
         return MoveOutcome("moved")
 
     def _check_namespace(self, namespace: Levels) -> MoveOutcome:
+        """Return the outcome that `create_namespace` would have, without creating the namespace."""
         try:
             load_namespace_properties(self.client, namespace)
         except NoSuchResource:
@@ -81,7 +82,7 @@ class SeamarkDestination:
             raise
         except Refused as error:
             return [MoveOutcome("refused", error.message)] * len(locations)
-        return [_to_answer(result) for result in results]
+        return [_to_outcome(result) for result in results]
 
     def register_view(self, name: Levels, metadata_location: str) -> MoveOutcome:
         try:
@@ -95,7 +96,7 @@ class SeamarkDestination:
         return MoveOutcome("moved" if is_new else "unchanged")
 
 
-def _to_answer(result: TableImport) -> MoveOutcome:
+def _to_outcome(result: TableImport) -> MoveOutcome:
     if result.error:
         return MoveOutcome("refused", result.error)
     return MoveOutcome("moved" if result.is_new else "unchanged")

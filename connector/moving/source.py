@@ -28,7 +28,7 @@ FoundTables = dict[str, str | CatalogRefusal]
 class Source(Protocol):
     """A catalog from which an import reads. Several threads call the methods at the same time.
 
-    Each method raises a CatalogRefusal or CatalogUnavailable.
+    Each method may raise a CatalogRefusal or CatalogUnavailable.
     """
 
     def list_namespaces(self) -> Iterator[Levels]:

@@ -57,7 +57,10 @@ def select_coded_columns(file: pq.ParquetFile, number: int, names: Iterable[str]
 
 
 def decode_strings(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the batch with dictionary codes replaced by strings. The types are those of the file's schema."""
+    """Return the batch with dictionary codes replaced by strings or binary values, in the types of the file's schema.
+
+    A column that has another type in the schema does not change.
+    """
     if not any(pa.types.is_dictionary(kind) for kind in batch.schema.types):
         return batch
     columns: Sequence[pa.Array] = [

@@ -68,8 +68,9 @@ def read_columns(
         decoded_bytes_max: The maximum size of the decoded columns in memory, or None for `DECODED_BYTES_MAX`.
 
     Raises:
-        Unreadable: The number of rows differs, the columns exceed the memory limit, an id does not identify one column,
-            one of the columns is encrypted, or the footer is encrypted and there are no keys.
+        Unreadable: The file cannot be read, the number of rows differs, the columns exceed the memory limit, an id does
+            not identify one column, one of the columns is encrypted, the footer is encrypted and there are no keys, or
+            the file lacks a column for which readers do not see null.
     """
     distinct_ids = list(dict.fromkeys(column_ids))
     limit_bytes = DECODED_BYTES_MAX if decoded_bytes_max is None else decoded_bytes_max
@@ -97,7 +98,7 @@ def read_columns(
 def _read_plain_columns(
     source: pa.NativeFile, path: str, column_ids: list[int], projection: Projection, rows: int, limit_bytes: int
 ) -> dict[int, pa.ChunkedArray]:
-    """Return those of the requested columns that the file has, by field id."""
+    """Return those of the requested columns that the file has, by field id. The footer must not be encrypted."""
     file = BoundedParquet(source, path, create_decoding_budget(limit_bytes))
     if file.rows != rows:
         raise Unreadable(path, f"the file has {file.rows} rows; the manifest entry says {rows}")
@@ -130,7 +131,7 @@ def _open_with_plain_footer(
     The end of the file is replaced by the decrypted footer, its length and the magic number of unencrypted files.
 
     Raises:
-        Unreadable: The file cannot be read.
+        Unreadable: The file cannot be read, or one of the columns is encrypted or may be encrypted.
     """
     with SourceFile(path, source, keys=keys) as file:
         encryption, needed_ids = file.encryption, set(column_ids)

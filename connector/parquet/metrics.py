@@ -102,6 +102,10 @@ def _list_leaves(
 def _list_leaves_within(
     field_id: int, kind: Type, positions: tuple[int, ...], repeated: bool, path: str
 ) -> Iterator[LeafColumn]:
+    """Yield the leaf columns of a field.
+
+    Inside a list or map, `positions` is empty, because the indexes of struct fields cannot select single elements.
+    """
     if isinstance(kind, StructType):
         yield from _list_leaves(kind.fields, positions, repeated, f"{path}.")
     elif isinstance(kind, ListType):
@@ -114,7 +118,9 @@ def _list_leaves_within(
 
 
 def list_modes(schema: Schema, properties: Mapping[str, str], order: SortOrder) -> dict[int, Mode]:
-    """Return the modes by column id. A column without an entry has no metrics.
+    """Return which metrics are collected for each column (`Mode`), by column id.
+
+    For a column without an entry, neither counts nor bounds are collected.
 
     Raises:
         InvalidRequest: The property for the limit of columns is not a number.
@@ -148,7 +154,7 @@ def _parse_mode(text: str, fallback: Mode) -> Mode:
 
 
 def _select_first_columns(schema: Schema, limit: int) -> list[int]:
-    """Return the ids of the first `limit` primitive columns.
+    """Return the ids of the first `limit` primitive columns, without the columns of row lineage.
 
     The primitive columns of a struct precede the columns inside its nested columns.
     """
@@ -171,9 +177,10 @@ def _select_first_columns(schema: Schema, limit: int) -> list[int]:
 
 
 def find_float_columns(schema: Schema) -> list[str]:
-    """Return the names of the columns that have NaN counts.
+    """Return the names of the float columns whose NaN counts are requested from the server.
 
-    The NaN counts of copied row groups come from the manifest, because pages are not decoded.
+    They are the first `_FLOATS_MAX` float columns outside lists and maps. Further columns get no NaN counts. The NaN
+    counts of copied row groups come from the manifest, because pages are not decoded.
     """
     columns = schema.index.by_id
     floats = [leaf for leaf in list_leaves(schema) if get_base_name(leaf.kind) in FLOATS and not leaf.repeated]
@@ -276,7 +283,7 @@ class Metrics:
     def _read_min_max(self, leaf: LeafColumn, chunks: list[Any]) -> tuple[Any, Any] | None:
         """Return the minimum and maximum of a column, or None if it has no values or they are unknown.
 
-        They are unknown if a row group has values other than null and NaN, but no bounds.
+        They are unknown if a row group has values other than null and NaN, but no bounds, or if a bound is invalid.
         """
         values: list[Any] = []
         for group, chunk in enumerate(chunks):
@@ -323,7 +330,8 @@ def compute_lower_bound(kind: str, value: Any, length: int | None) -> Any:
 def compute_upper_bound(kind: str, value: Any, length: int | None) -> Any:
     """Return an upper bound of a column whose maximum is `value`, or None if there is none of at most this length.
 
-    A truncated maximum would be too small, so the bound is the end of all values that begin with its prefix.
+    A truncated maximum would be too small, so the bound is the end of all values that begin with its prefix. For a zero
+    of a float column, the bound is 0.0, because a footer does not distinguish the two zeros.
     """
     name = get_base_name(kind)
     if name in FLOATS and value == 0:

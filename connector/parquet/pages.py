@@ -130,9 +130,9 @@ class Pages:
     ) -> pa.RecordBatch | None:
         """Read the pages of a row group that contain some of its rows.
 
-        The result is None if the whole row group should be read instead: the positions of the pages are unknown, the
-        needed pages are most of the row group, or the file has more than `COLUMNS_MAX` column chunks, so that decoding
-        its footer would take longer than reading pages saves.
+        The result is None if the whole row group should be read instead: a column is nested, the positions of the pages
+        are unknown, the needed pages are most of the row group, or the file has more than `COLUMNS_MAX` column chunks,
+        so that decoding its footer would take longer than reading pages saves.
         """
         leaves = [self._leaf_numbers.get(name) for name in names]
         if None in leaves or self._file.metadata.num_columns * self._file.metadata.num_row_groups > COLUMNS_MAX:
@@ -310,7 +310,11 @@ class Pages:
         return cached_chunks
 
     def _read_ranges(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Read ranges (offset, length). Close ranges are read in one request."""
+        """Read ranges (offset, length). Close ranges are read in one request.
+
+        Raises:
+            ValueError: The file ends before a range ends.
+        """
         joined_ranges: list[tuple[int, int]] = []
         for offset, size in sorted(ranges):
             if joined_ranges and offset <= joined_ranges[-1][1] + self._hole_bytes:

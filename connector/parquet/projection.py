@@ -44,7 +44,7 @@ class FileProjection:
         for field in fields:
             position = _find_position(ids, field.id)
             if position is None:
-                self._sources[field.id] = _read_default(field, partition)
+                self._sources[field.id] = _find_missing_value(field, partition)
                 continue
             name = names[position]
             if names.count(name) > 1:
@@ -52,7 +52,10 @@ class FileProjection:
             self._sources[field.id] = (name, _make_converter(file[position].type, field.type, field.name, partition))
 
     def list_names(self, column_ids: Iterable[int]) -> list[str]:
-        """Return the names of the file's columns that must be read for these columns."""
+        """Return the names of the file's columns that contain these table columns.
+
+        A table column that the file lacks adds no name.
+        """
         sources = (self._sources[column_id] for column_id in column_ids)
         return list(dict.fromkeys(source[0] for source in sources if isinstance(source, tuple)))
 
@@ -84,7 +87,11 @@ def _find_position(ids: Sequence[int | None], field_id: int) -> int | None:
     return ids.index(field_id) if count else None
 
 
-def _read_default(field: Field, partition: Mapping[int, Value | None]) -> pa.Scalar:
+def _find_missing_value(field: Field, partition: Mapping[int, Value | None]) -> pa.Scalar:
+    """Return the value that all rows of a file have in a column that the file does not contain.
+
+    It is the partition value of the column, the initial default value, or null.
+    """
     if isinstance(field.type, str) and field.id in partition:
         return build_arrow_array(field.type, [partition[field.id]])[0]
     if isinstance(field.type, str) and field.initial_default is not None:
@@ -97,7 +104,11 @@ def _repeat(value: pa.Scalar, rows: int) -> pa.Array:
 
 
 def _make_converter(kind: pa.DataType, target: Type, name: str, partition: Mapping[int, Value | None]) -> Convert:
-    """Return a function that converts arrays of the type in a file to the table's type."""
+    """Return a function that converts arrays of the type in a file to the table's type.
+
+    Raises:
+        AmbiguousColumn: The type in the file cannot be read as the table's type.
+    """
     arrow_type = to_row_type(target)
     match target:
         case StructType() if pa.types.is_struct(kind):
@@ -122,12 +133,15 @@ def _make_converter(kind: pa.DataType, target: Type, name: str, partition: Mappi
 def _make_struct_converter(
     kind: pa.DataType, target: StructType, name: str, partition: Mapping[int, Value | None]
 ) -> Convert:
-    """Return a function that converts structs. Fields that the file does not have get their default values."""
+    """Return a function that converts structs.
+
+    A field that the file does not have gets its partition value, its initial default value, or null.
+    """
     sources: list[tuple[int, Convert] | pa.Scalar] = []
     for field in target.fields:
         position = _find_position([get_field_id(inner) for inner in kind], field.id)
         if position is None:
-            sources.append(_read_default(field, partition))
+            sources.append(_find_missing_value(field, partition))
         else:
             sources.append(
                 (position, _make_converter(kind.field(position).type, field.type, f"{name}.{field.name}", partition))

@@ -59,7 +59,10 @@ class RowGroups:
 def _map_comparable_chunks(
     file: pq.FileMetaData, fields: list[pa.Field], predicates: Iterable[Bound]
 ) -> dict[int, int]:
-    """Return the indexes of the column chunks whose statistics can be compared, by column id."""
+    """Return the indexes of the column chunks whose statistics can be compared, by column id.
+
+    The result is empty if it is unclear which column of the file a predicate compares.
+    """
     kinds = {
         predicate.column_id: predicate.kind
         for predicate in predicates

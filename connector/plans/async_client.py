@@ -87,7 +87,7 @@ class TablePlanResponse(msgspec.Struct, frozen=True, rename="kebab"):
     """The outcomes of the joins, in the order of the request. Nested joins follow the join that contains them."""
     plan_snapshot_id: int | None = None
     misread: str = ""
-    """The reason why DuckDB would read the table wrongly, or empty if it would not."""
+    """The reason why DuckDB would read the table wrongly. It is empty if DuckDB reads the table correctly."""
     statement: str = ""
     """The fingerprint of the statement in the query history, or empty if the history does not count it."""
 
@@ -232,8 +232,8 @@ class View:
 class Reference:
     """A reference to a table or view in a view's text, at the characters [start, end), and its replacement.
 
-    The replacement is the plan snapshot `plan_snapshot_id` of `table`, or the plan view `plan`. If `alias` is set, the
-    replacement has the original name as its alias.
+    The replacement reads only planned files: the snapshot `plan_snapshot_id` of `table`, or the temporary view `plan`.
+    If `alias` is set, the replacement has the original name as its alias.
     """
 
     start: int
@@ -388,10 +388,9 @@ class Seamark:
 
         Args:
             lease_s: The duration of the leases of plans, in seconds.
-            engine: The engine that runs the statements, for the query history. If it is empty, the server derives it
-                from the request.
-            audience: The value of the header `X-Seamark-Plans` in requests to which plans are visible. If it is set,
-                plans are snapshots of the table.
+            engine: The engine that runs the statements, for the query history. If empty, the server derives it.
+            audience: The value of the header `X-Seamark-Plans`. If it is set, plans are snapshots of the table, and
+                only requests with this value see them.
         """
         self._http = http
         self.url = url
@@ -399,6 +398,7 @@ class Seamark:
         self._lease_s = lease_s
         self._engine = engine
         self._plan_headers = {FRESH_HEADER: "true"} | ({} if audience is None else {"X-Seamark-Plans": audience})
+        # Only requests with the same `holder` share identical plans, so a process can withdraw its plans.
         self._holder_fields = {} if audience is None else {"holder": secrets.token_hex(8)}
         self._root: str | None = None
         self._known_tables: MemoryCache[Name, KnownTable] = MemoryCache(_COLUMNS_BYTES)
@@ -531,9 +531,9 @@ class Seamark:
     async def plan_view(
         self, name: Name, view: View, predicate: str, references: Sequence[Reference], reader: str
     ) -> PlanView | None:
-        """Create a temporary view for one user of the engine, which reads planned files in place of the tables.
+        """Create a temporary view that reads planned files in place of the tables of another view.
 
-        Return None if the server creates no more such views (plan views).
+        Only one user of the engine, `reader`, can read it. Return None if the server creates no more such views.
 
         Raises:
             NoSuchResource: The view has changed.
@@ -626,7 +626,7 @@ class Seamark:
     ) -> tuple[str, bytes]:
         """Send a request, and return the ETag and body of the response.
 
-        The body is empty if the current version is `known_version`.
+        The body is empty if the current version is `known_version`. It is cut off after `answer_bytes_max`.
         """
         url = URL(self.url + path, encoded=True)
         headers = {**(headers or {}), **({"If-None-Match": known_version} if known_version else {})}

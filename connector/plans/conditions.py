@@ -120,7 +120,9 @@ class Like:
 
 @dataclass(frozen=True)
 class SemiJoin:
-    """A condition on a row: a needed row of another table has the same values. Nulls never meet it.
+    """A condition that is true for a row if another table has a needed row with the same values.
+
+    A row of the other table is needed if it meets `where`. Nulls never meet a semi-join.
 
     Attributes:
         pairs: Pairs of a column and the column of the other table to which it is equal.
@@ -223,7 +225,7 @@ def move(condition: Condition | None, move_reference: Move) -> Condition | None:
 def weaken(condition: Condition | None, keep: Callable[[Atom], Condition | None]) -> Condition | None:
     """Apply `keep` to each atom (a comparison, LIKE or semi-join) of the condition, and return the new condition.
 
-    If the result is None, "true" replaces the atom. If the result is `NEVER`, "false" replaces the atom.
+    If `keep` returns None, "true" replaces the atom. If `keep` returns `NEVER`, "false" replaces the atom.
     """
     match condition:
         case AllOf(parts):
@@ -304,7 +306,8 @@ def list_references(condition: Condition) -> frozenset[ColumnReference]:
 def limit_text(condition: Condition | None) -> Condition | None:
     """Return the parts of the condition that fit into a total of `TEXT_MAX` characters in SQL.
 
-    A part that does not fit is left out, which makes the condition weaker. The condition must not have semi-joins.
+    A part that does not fit is left out, which makes the condition weaker. The condition must not have semi-joins or
+    LIKE predicates, because they cannot be written as SQL.
     """
     parts: list[Condition] = []
     characters_left = TEXT_MAX

@@ -95,7 +95,7 @@ class Dimension:
         """Return the join for a plan request.
 
         For a join with a minimum or maximum, only its own condition is sent, because other conditions on the rows could
-        change the extreme. Conditions that cannot filter rows of the dimension are left out.
+        change the minimum or maximum. Conditions that cannot filter rows of the dimension are left out.
         """
         scan, join = self.planned.scan, self.join
         nested_requests = tuple(dimension.request() for dimension in self.dimensions)
@@ -152,7 +152,8 @@ def explain_unrequested_joins(
     """Explain why the rows of joined tables leave out no files of a scan.
 
     A joined table whose rows leave out files is a dimension of the scan. Each line is about one other joined table, and
-    has its name and the reason.
+    has its name and the reason. If the table of the scan is not read at the current snapshot, there is one line for all
+    joins.
 
     Args:
         number: The number of the scan.

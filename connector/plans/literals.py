@@ -40,6 +40,6 @@ class Literal:
 
     @property
     def typed(self) -> TypedLiteral:
-        """The literal of an Iceberg expression. A literal of the kind `null` has none."""
+        """The literal of an Iceberg expression. It is invalid for the kind `null`, for which Iceberg has no literal."""
         kind = "timestamptz" if self.kind == "timestamp" and self.zone == ZONED else self.kind
         return TypedLiteral(_KINDS.get(kind, kind), self.value.lower() if kind == "boolean" else self.value)

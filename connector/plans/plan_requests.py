@@ -57,9 +57,10 @@ class PlanRequests:
             seamark: The client of the server.
             max_kept_fraction: The maximum fraction of the files that a plan may keep.
             until_s: The deadline of all requests, on the clock of the event loop.
-            hide_partitions: Whether the statement is for DuckDB. If a property of a table would mislead DuckDB, each
-                scan of the table gets a plan, even without a filter.
-            streams: Stream tables whose rows that are not flushed are invisible to the engine itself. Each scan of them
+            hide_partitions: Whether the statement is for DuckDB, which leaves out files by rules that differ from
+                Iceberg's. Its plans therefore have only identity partition fields. If a property of a table would
+                mislead DuckDB, each scan of the table gets a plan, even without a filter.
+            streams: Stream tables of which the engine itself cannot see the unflushed rows. Each scan of them
                 gets a plan, even without a filter.
         """
         self._hide_partitions = hide_partitions
@@ -239,9 +240,14 @@ class PlanRequests:
         return answered_plans
 
     async def _plan(self, request: TablePlanRequest) -> TablePlanResponse:
+        """Request the plan of one scan.
+
+        Also record the snapshot of the plan, a missing table, and a table that DuckDB would read wrongly.
+        """
         request = replace(request, hide_partitions=self._hide_partitions)
         remaining_s = self._until_s - asyncio.get_running_loop().time()
         try:
+            # The rest of the time is reserved for a second request without joins, in case this request takes too long.
             async with asyncio.timeout(remaining_s * _JOINS_TIME_FRACTION if request.joins else None):
                 plan = await self._seamark.plan_table(request)
         except NoSuchResource:
@@ -308,9 +314,10 @@ def remove_plans_of_scans(
 
 
 def find_used_joins(dimensions: Sequence[Dimension], plan: TablePlanResponse) -> list[tuple[str, int | None]]:
-    """Return the columns by which files were left out, and the number of keys.
+    """Return the columns of each join by which files were left out, and the number of its distinct key values.
 
-    The number is None if an index on attributes of the dimension left out the files.
+    Joins of a dimension with further tables are not returned. The number is None if an index on attributes of the
+    dimension left out the files.
     """
     used_dimensions = _select_effective_joins(dimensions, plan)
     return [
@@ -357,6 +364,7 @@ def _select_effective_joins(
     """Return the dimensions whose rows left out files, with the outcomes of their joins."""
     if not plan.is_made:
         return []
+    # A plan that was requested again without its joins has no outcomes.
     return [
         (dimension, outcome)
         for dimension, outcome in zip(list_depth_first(dimensions), plan.joins, strict=False)

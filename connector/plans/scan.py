@@ -44,11 +44,12 @@ class Join:
     is compared with the minimum or maximum of the other table's rows that meet `where`.
     """
     where: Condition | None = None
-    """A condition that the other row also meets. For an extreme, it is the only condition on the other rows."""
+    """A condition that the other row also meets. For `MINIMUM` and `MAXIMUM`, the other rows have no further condition.
+    """
     any_of: int | None = None
     """The number of a group of alternative joins, or None.
 
-    A row needs a partner in at least one of the joins with the same number.
+    A row is needed if at least one of the joins with the same number finds a matching row in its other table.
     """
     exempt_condition: Condition | None = None
     """A condition on rows of this table. Rows that meet it are needed without the join."""
@@ -174,13 +175,17 @@ class Scan:
 
     @cached_property
     def use(self) -> TableUse:
-        """The use of the table by the query."""
+        """The use of the table by the query, with the columns of joins.
+
+        At most `_JOIN_COLUMNS_MAX` columns are listed, sorted by name. Comparisons with a minimum or maximum are left
+        out.
+        """
         joins = {column for join in self.joins if not join.is_extreme for column, _ in join.on}
         return replace(self.query_use, joins=tuple(sorted(joins)[:_JOIN_COLUMNS_MAX])) if joins else self.query_use
 
     @cached_property
     def columns(self) -> frozenset[str]:
-        """The columns of this table in the condition, in `likes`, and in the conditions of joins."""
+        """The columns of this table in the condition, in `likes`, and in the `exempt_condition` of each join."""
         likes = frozenset(like.column[1] for alternatives in self.likes for like in alternatives)
         conditions = (self.condition, *(join.exempt_condition for join in self.joins))
         return likes.union(*(list_columns(condition) for condition in conditions))

@@ -125,7 +125,7 @@ class Deletes:
             files: The delete files, in the form of the REST specification (schema `DeleteFile`).
 
         Raises:
-            Unreadable: A delete file cannot be read.
+            Unreadable: A delete file cannot be read, or there are several deletion vectors.
         """
         if not files:
             return NOTHING

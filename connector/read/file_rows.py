@@ -323,7 +323,7 @@ def read_partition(read_plan: ReadPlan, task: ScanTask) -> dict[int, Value | Non
     Fields with several sources, and fields of columns that the schema no longer has, are left out.
 
     Raises:
-        ValueError: The values are invalid.
+        ValueError: The values are invalid, or the table metadata do not have the partition spec.
     """
     spec, partition = find_spec(read_plan.metadata, task), task.file.get("partition") or ()
     if len(partition) != len(spec.fields):
@@ -341,7 +341,11 @@ def read_partition(read_plan: ReadPlan, task: ScanTask) -> dict[int, Value | Non
 
 
 def _read_identity_values(read_plan: ReadPlan, task: ScanTask) -> dict[int, Value | None]:
-    """Return the values of identity partition fields, by column id."""
+    """Return the values of identity partition fields, by column id.
+
+    Raises:
+        ValueError: The values are invalid, or the table metadata do not have the partition spec.
+    """
     values = read_partition(read_plan, task)
     fields = [field for field in find_spec(read_plan.metadata, task).fields if field.field_id in values]
     return {

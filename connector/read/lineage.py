@@ -43,7 +43,7 @@ def has_lineage(metadata: TableMetadata) -> bool:
 
 @dataclass(frozen=True)
 class InheritedLineage:
-    """The lineage of the rows of a file that does not store their lineage."""
+    """The lineage of the rows of a file, for the rows whose lineage the file does not store."""
 
     first_row_id: int
     sequence_number: int

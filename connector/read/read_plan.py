@@ -65,7 +65,7 @@ class ReadPlan:
         """Check the columns and the filter.
 
         Raises:
-            InvalidRequest: A column is unknown, or a column or the filter has an unsupported type.
+            InvalidRequest: A column is unknown or repeated, or a column or the filter has an unsupported type.
         """
         column_names = {field.name for field in self.schema.fields}
         for name in self.names:

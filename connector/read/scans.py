@@ -225,9 +225,10 @@ class TaskReader:
         selected_positions = _decode_positions(task) if positions is None else positions
         if residual == FALSE or (selected_positions is not None and not len(selected_positions)):
             return
-        hides = self._keys is not None and not self._is_private
+        # The messages of Arrow may quote values of an encrypted file.
+        hides_details = self._keys is not None and not self._is_private
         with (
-            _add_path_to_errors(task.path, hides=hides),
+            _add_path_to_errors(task.path, hides_details=hides_details),
             _open_file(task, self._storage, self._decryption, self._check_source) as (file, pages, open_with_codes),
         ):
             self.counts.files += 1
@@ -368,19 +369,19 @@ def _buffer_if_small(source: pa.NativeFile, max_bytes: int) -> Iterator[pa.Nativ
 
 
 @contextmanager
-def _add_path_to_errors(path: str, *, hides: bool = False) -> Iterator[None]:
+def _add_path_to_errors(path: str, *, hides_details: bool = False) -> Iterator[None]:
     """Convert errors of the block to Unreadable with the path of the file.
 
     Args:
-        hides: Whether the rows may come from an encrypted file. The messages of Arrow's errors are then left out,
-            because they may quote values.
+        hides_details: Whether the rows may come from an encrypted file. The messages of Arrow's errors are then left
+            out, because they may quote values.
     """
     try:
         yield
     except AmbiguousColumn as error:
         raise UnfitColumn(path, str(error)) from None
     except (pa.ArrowException, OSError, ValueError) as error:
-        if hides:
+        if hides_details:
             raise Unreadable(path, f"the file cannot be read: {type(error).__name__}") from None
         raise Unreadable(path, f"the file cannot be read: {(str(error).splitlines() or [''])[0][:200]}") from error
 

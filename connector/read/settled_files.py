@@ -88,7 +88,7 @@ def select_settled_tasks(
 
     Returns:
         The settled tasks, and the number of seconds after which the other tasks may be settled. It is 0 if there are no
-        other tasks.
+        other tasks. If the job would rewrite none of the tasks, all of them are returned.
     """
     tasks_to_rewrite = list(choose_rewritten(tasks))
     if not tasks_to_rewrite:

@@ -145,6 +145,7 @@ def open_table(client: SeamarkClient, table: Name, at: At, *, history: bool = Fa
 
     Raises:
         InvalidRequest: The snapshot, branch or tag does not exist.
+        NoSuchResource: The table does not exist.
     """
     return open_loaded_table(load_table(client, table, at, history=history), table, at)
 
@@ -183,7 +184,7 @@ def _resolve_snapshot(metadata: TableMetadata, at: At) -> tuple[int | None, Sche
     A branch is read with the current schema. A tag, a time or a snapshot id is read with the schema of its snapshot.
 
     Raises:
-        InvalidRequest: The snapshot, branch or tag does not exist.
+        InvalidRequest: The snapshot, branch or tag does not exist, or `at` selects the snapshot in several ways.
     """
     if len(at.to_query()) > 1:
         raise InvalidRequest(f"{' and '.join(at.to_query())} cannot be combined; select the snapshot with one of them")
@@ -259,6 +260,8 @@ def plan_appends(
     client: SeamarkClient, table: OpenTable, start: int | None, end: int, where: Expression = TRUE
 ) -> Iterator[ScanTask]:
     """Yield tasks for the files that append snapshots have added after `start`, up to and including `end`.
+
+    If `start` is None, the files of all append snapshots up to `end` that have not expired are included.
 
     With `add_nan`, `>` and `>=` on floats also match NaN, so that the server keeps files that only have NaN there.
     """

@@ -38,7 +38,8 @@ _Outcome = RewrittenFiles | str | None
 def open_session_runner(folders: Sequence[str] | None, umask: int, keys: Mapping[str, str]) -> Iterator[BatchRunner]:
     """Yield a function that runs batches in the session that spark-submit has configured. Stop the session at the end.
 
-    Tasks on this machine use the arguments. The executors of a cluster have their own settings.
+    All tasks use `folders` and `umask`. Only tasks on this machine use `keys`, because the executors of a cluster have
+    their own keys.
 
     Args:
         folders: The folders to which tasks are confined, or None (`confine`).
@@ -119,7 +120,8 @@ def _run_in_task(
 ) -> _Outcome:
     """Rewrite the files of a batch in a task.
 
-    Errors of the files are returned as results, because Spark would repeat a failed task.
+    The message of an error of the files is returned as the result, because Spark would repeat a failed task. The last
+    argument is the item that Spark passes to the task, and has no meaning.
     """
     if keys:
         use_keys(keys)
@@ -138,7 +140,8 @@ def _run_in_task(
 def _read_result(future: Future[_Outcome], tasks: Sequence[ScanTask]) -> RewrittenFiles | None:
     """Return the result of a finished task, or raise InvalidRequest with the reason if the task failed.
 
-    `tasks` are the scan tasks of the batch, which the result of the task leaves out.
+    `tasks` are the scan tasks of the batch, which the result of the task leaves out. The result is None if the new
+    files are not worth a commit.
     """
     try:
         outcome = future.result()

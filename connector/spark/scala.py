@@ -17,7 +17,10 @@ def to_list(sequence: Any) -> list[Any]:
 
 
 def to_strings(sequence: Any) -> list[str]:
-    """Return the items of a Scala Seq as strings, with only two calls to the JVM for any number of items."""
+    """Return the items of a Scala Seq as strings.
+
+    At most two calls to the JVM are needed, unless an item contains a zero byte.
+    """
     count = sequence.size()
     texts = str(sequence.mkString("\0")).split("\0") if count else []
     # An item that contains a zero byte splits into too many parts, so the items are then read one by one.

@@ -130,7 +130,10 @@ def read(
     The table is in a catalog that was added with `connect`, for example `sea.db.events`. Iceberg's reader reads the
     planned files. Seamark's reader is used if bitmap indexes select rows on only a few pages (`reader_choice.py`), or
     if Iceberg's reader would miss rows of a stream table that wait for a flush. Seamark's reader reads all columns
-    unless `columns` is set.
+    unless `columns` is set. It also reads all columns if Spark evaluates the predicate.
+
+    Raises:
+        InvalidRequest: The catalog is not in the session.
     """
     name, *levels = split_name(table)
     uri, token = (spark.conf.get(f"spark.sql.catalog.{name}.{key}", "") for key in ("uri", "token"))
@@ -171,7 +174,7 @@ def _misses_rows(source_table: OpenTable) -> bool:
 def _resolve_column_names(spark: SparkSession, source_table: OpenTable, columns: Sequence[str]) -> list[str]:
     """Return the column names as the table writes them if the session ignores case and the names are unambiguous.
 
-    Otherwise, return the names unchanged.
+    Names that are ambiguous or unknown stay unchanged. If the session distinguishes case, all names stay unchanged.
     """
     if spark.conf.get("spark.sql.caseSensitive") == "true":
         return list(columns)

@@ -86,7 +86,8 @@ class Expressions:
         """Whether the statement has a literal with a zone other than UTC."""
         self._requires_utc = False
         """Whether a call of the statement is correct only for times in UTC (`require_utc`)."""
-        self._translated = 0
+        self._translated_characters = 0
+        """The length of all texts that were translated. `_TRANSLATED_MAX` limits it."""
 
     def translate_condition(self, node: exp.Expr, scope: NameScope) -> str:
         """Return the text of a condition in a context in which null and false have the same effect.
@@ -137,8 +138,8 @@ class Expressions:
             InvalidRequest: The expression is too long, or all expressions together are too long.
         """
         check_length(len(text), node)
-        self._translated += len(text)
-        if self._translated > _TRANSLATED_MAX:
+        self._translated_characters += len(text)
+        if self._translated_characters > _TRANSLATED_MAX:
             raise InvalidRequest(
                 f"The expressions of the statement have more than {_TRANSLATED_MAX:,} characters in DuckDB's SQL; "
                 "simplify them or divide the statement"
@@ -494,7 +495,8 @@ def _is_exact_cast(source: SqlType, target_type: SqlType) -> bool:
         return target_type == DOUBLE
     if source == BOOLEAN:
         return target_type == VARCHAR or target_type.is_integer
-    # A cast to a time with a zone uses the zone of the session, which is UTC. `require_utc` checks casts from it.
+    # A cast to a time with a zone uses the zone of the session, which is UTC. Casts from a time with a zone are
+    # checked separately, by `require_utc`.
     return (source, target_type) in {
         (DATE, TIMESTAMP),
         (TIMESTAMP, DATE),

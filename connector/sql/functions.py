@@ -135,7 +135,10 @@ def _translate_truncation(expressions: Expressions, node: exp.Expr, scope: NameS
 def _translate_difference(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     """Translate `date_diff`, which counts full units, to `date_sub` of DuckDB.
 
-    In sqlglot's node, the end of the period is the first argument. Dates are counted only in days.
+    In sqlglot's node, the end of the period is the first argument.
+
+    Raises:
+        UnsupportedInDuckDB: The unit or the type is not supported. For dates, only days are supported.
     """
     check_args(node, frozenset(("this", "expression", "unit")))
     end, start = to_common_type(expressions.translate_values([node.this, node.expression], scope), node)
@@ -174,6 +177,10 @@ def _translate_round(expressions: Expressions, node: exp.Expr, scope: NameScope)
     """Translate `round` of integers and decimals.
 
     A cast to fewer digits rounds a decimal as Trino does. The result has one more digit, because 9.9 becomes 10.
+
+    Raises:
+        UnsupportedInDuckDB: The value is neither an integer nor a decimal, or the number of digits is no literal or too
+            large.
     """
     check_args(node, frozenset(("this", "decimals")))
     value, digits = expressions.translate_value(node.this, scope), node.args.get("decimals")
@@ -217,7 +224,11 @@ def _translate_square_root(expressions: Expressions, node: exp.Expr, scope: Name
 
 
 def _translate_greatest_or_least(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
-    """Translate `greatest` or `least`, whose result is null if an argument is null."""
+    """Translate `greatest` or `least`, whose result is null if an argument is null.
+
+    Raises:
+        UnsupportedInDuckDB: The values are floats, or are not comparable.
+    """
     values = to_common_type(expressions.translate_values([node.this, *node.expressions], scope), node)
     kind = find_type(values)
     if kind.is_float or not kind.is_comparable:
@@ -327,7 +338,11 @@ def _translate_sum(expressions: Expressions, node: exp.Expr, scope: NameScope) -
 
 
 def _translate_average(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
-    """Translate `avg`. Its result is a decimal for decimals, a real for reals, and otherwise a double, as in Trino."""
+    """Translate `avg`. Its result is a decimal for decimals, a real for reals, and otherwise a double, as in Trino.
+
+    Raises:
+        InvalidRequest: The values are not numbers.
+    """
     check_args(node)
     distinct, inner = _parse_argument(node, "avg")
     value = expressions.translate_value(inner, scope)
@@ -345,7 +360,13 @@ def _translate_average(expressions: Expressions, node: exp.Expr, scope: NameScop
 
 
 def _translate_min_or_max(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
-    """Translate `min` or `max`, whose result is NaN only if all values are NaN."""
+    """Translate `min` or `max`, whose result is NaN only if all values are NaN.
+
+    In DuckDB, NaN is greater than all numbers. So only `max` needs a CASE that leaves NaN out.
+
+    Raises:
+        UnsupportedInDuckDB: The values are booleans, or are not comparable.
+    """
     check_args(node)
     name = "max" if isinstance(node, exp.Max) else "min"
     value = expressions.translate_value(_parse_argument(node, name)[1], scope)
@@ -399,6 +420,9 @@ def _translate_filter(expressions: Expressions, node: exp.Expr, scope: NameScope
 
     The CASE is null for rows that do not meet the condition, and these aggregates ignore nulls. FILTER itself is not
     used, because some translations of an aggregate contain several aggregates.
+
+    Raises:
+        UnsupportedInDuckDB: The aggregate is not translated with FILTER.
     """
     aggregate, condition = node.this, node.expression.this
     if not isinstance(aggregate, exp.Count | exp.Sum | exp.Avg | exp.Min | exp.Max | exp.ApproxDistinct):

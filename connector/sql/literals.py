@@ -67,6 +67,9 @@ def parse_number(text: str, node: exp.Expr, *, negative: bool = False) -> SqlVal
 
     A literal with an exponent is a double, any other literal with a decimal point is a decimal, and the rest are
     integers.
+
+    Raises:
+        InvalidRequest: The text is not a number, is out of the range of bigint, or has too many digits for a decimal.
     """
     sign = "-" if negative else ""
     if "e" in text.lower():
@@ -136,7 +139,7 @@ def parse_typed_text(text: str, target_type: SqlType, node: exp.Expr) -> SqlValu
 
 
 def count_fraction_digits(text: str) -> int:
-    """Return the number of digits after the point of the second in the text of a time."""
+    """Return the number of digits of the fraction of a second in the text of a time."""
     match = _FRACTION.search(text)
     return len(match[1]) if match is not None else 0
 
@@ -148,7 +151,7 @@ def has_zone_other_than_utc(text: str) -> bool:
 
 
 def read_time_precision(node: exp.Expr) -> int:
-    """Return the number of digits of a second that a type in CAST has."""
+    """Return the number of digits of a fraction of a second that a type in CAST has. The default is milliseconds."""
     sizes = [size.name for size in node.expressions]
     return int(sizes[0]) if sizes and sizes[0].isdigit() else MILLISECOND_DIGITS
 
@@ -166,6 +169,7 @@ def parse_target_type(node: exp.Expr, type_node: exp.Expr) -> SqlType:
     if node.this is _Type.DECIMAL:
         if not params and isinstance(type_node.this, exp.Literal):
             return make_decimal(0, 0)  # The caller derives the precision from the digits of the text.
+        # DECIMAL means DECIMAL(38, 0), and DECIMAL(p) means DECIMAL(p, 0).
         precision, scale = (*params, PRECISION_MAX, 0)[:2] if len(params) != 1 else (params[0], 0)
         if not (1 <= precision <= PRECISION_MAX and 0 <= scale <= precision):
             raise InvalidRequest(f"{describe(type_node)}: a decimal has 1 to {PRECISION_MAX} digits")

@@ -78,7 +78,8 @@ class PreparedQueries:
     def find(self, text: str, now: datetime) -> PreparedQuery | None:
         """Return the cached query of a text, or None if the text has to be translated.
 
-        The tables of the query are opened again. If a table has changed, the result is None.
+        The tables of the query are opened again. If a table has changed, the result is None. It is also None if the
+        query was translated on another day, because the translation depends on the date.
         """
         query = self._by_text.get(text)
         if query is None:

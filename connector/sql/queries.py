@@ -288,10 +288,11 @@ class Translation:
         return translate_sort_key(value, node)
 
     def _translate_set_operation(self, node: exp.Expr, outer: NameScope) -> tuple[str, list[tuple[str, SqlType]]]:
-        """Translate UNION, INTERSECT or EXCEPT.
+        """Translate UNION, INTERSECT or EXCEPT to its text and its columns.
 
         Raises:
-            InvalidRequest: The sides have different numbers of columns.
+            InvalidRequest: The sides have different numbers of columns, or columns whose types cannot be combined.
+            UnsupportedInDuckDB: The operation compares values of a type that is not translated.
         """
         word = _WORDS[type(node)] + ("" if node.args.get("distinct") else " ALL")
         (left, left_columns), (right, right_columns) = (
@@ -324,7 +325,10 @@ class Translation:
         return " ".join([text, *_translate_limits(node)]), columns
 
     def _translate_subquery(self, node: exp.Expr, outer: NameScope) -> tuple[str, list[tuple[str, SqlType]]]:
-        """Translate a query in parentheses, which may have an ORDER BY, LIMIT or OFFSET after the parentheses."""
+        """Translate a query in parentheses to its text and its columns.
+
+        The parentheses may be followed by ORDER BY, LIMIT and OFFSET.
+        """
         text, columns = self.translate_query(node.this, outer)
         if any(node.args.get(name) for name in ("order", "limit", "offset")):
             texts = [f"SELECT * FROM ({text}) r{next(self._numbers)}"]  # noqa: S608
@@ -379,7 +383,8 @@ class Translation:
             if any(join.args.get(name) for name in ("side", "kind", "on", "using", "method")):
                 parts.append(self._translate_join(*parts.pop(), join, outer))
             else:
-                # JOIN binds more tightly than a comma. Therefore an outer join keeps only rows of its two sides.
+                # A comma begins a new part of FROM. JOIN binds more tightly than a comma, so an outer join is within
+                # one part. Only an UNNEST uses columns of other parts. It is not translated beside an outer join.
                 check_args(join, _JOIN)
                 if isinstance(join.this, exp.Unnest):
                     if any(other.args.get("side") for other in node.args["joins"]):
@@ -437,7 +442,7 @@ class Translation:
         word: str,
         names: Sequence[str],
     ) -> tuple[str, tuple[VisibleColumn, ...]]:
-        """Translate a join with USING, whose result has each of the named columns once.
+        """Translate a join with USING to its text and its visible columns. They contain each of the named columns once.
 
         The value of such a column comes from the side of which all rows are kept, because it is not null there.
 
@@ -472,7 +477,10 @@ class Translation:
         return f"({text} {word} {right_text} ON {' AND '.join(conditions)})", (*keys, *other_fields)
 
     def _translate_relation(self, node: exp.Expr, outer: NameScope) -> tuple[str, tuple[VisibleColumn, ...]]:
-        """Translate a relation in FROM: a table, joins in parentheses, a query, or VALUES."""
+        """Translate a relation in FROM to its text and its visible columns.
+
+        A relation is a table, joins in parentheses, a query, or VALUES.
+        """
         alias = node.args.get("alias")
         match node:
             case exp.Table():
@@ -500,7 +508,9 @@ class Translation:
     def _translate_table(
         self, node: exp.Table, alias: exp.Expr | None, outer: NameScope
     ) -> tuple[str, tuple[VisibleColumn, ...]]:
-        """Translate a reference to a table or to a query of WITH. A name with several parts is always a table.
+        """Translate a reference to a table or to a query of WITH, to its text and its visible columns.
+
+        A name with several parts is always a table.
 
         The columns of a table have the names c0, c1 … in DuckDB, by their position.
         """

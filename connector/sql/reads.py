@@ -192,7 +192,13 @@ class StatementTables:
         return table.columns
 
     def are_unchanged(self) -> bool:
-        """Return whether no table has changed since it was opened."""
+        """Return whether no table has changed since it was opened.
+
+        The tables are opened again. If a table was set with `hold`, the result is False.
+
+        Raises:
+            NoSuchResource: A table no longer exists.
+        """
         return all(
             table.loaded is not None and self._session_tables.open(name, version) is table
             for (name, version), table in self._tables_by_version.items()
@@ -232,7 +238,7 @@ def parse_table_name(node: exp.Table, catalog: str, schema: str | None = None) -
         schema: The schema of a reference without a schema.
 
     Raises:
-        InvalidRequest: The reference has no schema, or its catalog is not `catalog`.
+        InvalidRequest: The reference has no schema, its catalog is not `catalog`, or it cannot be the name of a table.
     """
     parts = [part.name for part in node.parts]
     if len(parts) == 1 and schema is not None:
@@ -443,8 +449,8 @@ def _request_join_plans(
     """Request plan tables if joins can leave out files.
 
     Returns:
-        The name of each plan table, with the used joins and the fingerprint of the statement, by the number of the
-        reference. Then the numbers of all references for which a plan table was requested.
+        Two values. The first has the name of each plan table, with the used joins and the fingerprint of the statement,
+        by the number of the reference. The second has the numbers of all references for which the server has answered.
     """
     if not any(scan.joins for scan in scans.values()):
         return {}, set()
@@ -483,8 +489,8 @@ async def _plan_tables(
     """Request the plans of scans. Return the created plans, and the scans whose requests were answered."""
     until_s = asyncio.get_running_loop().time() + JOINS_S
     try:
-        # The requests themselves end at `until_s`, so that the plans that have arrived are used. A timeout here would
-        # discard them.
+        # The requests themselves end at `until_s`, so that the plans that have arrived are used. The timeout of this
+        # block would discard these plans, so it is later.
         async with (
             asyncio.timeout_at(until_s + JOINS_S),
             open_seamark(

@@ -43,8 +43,8 @@ class ComputedRows:
 
     Attributes:
         read: The read of the changed table.
-        rows: The place of each changed row, and its new values in columns with the names of the columns that UPDATE
-            sets.
+        rows: The place of each changed row (the number of its file and its position, see `_group_by_file`), and its new
+            values in columns with the names of the columns that UPDATE sets.
         scope: A filter that matches the rows of the table that the statement has read.
     """
 
@@ -80,7 +80,7 @@ def change_rows(client: SeamarkClient, table: Name, kind: str, compute: Callable
         client: The client of the catalog.
         table: The table that is changed.
         kind: `update` or `delete`. The table property `write.{kind}.mode` selects copy-on-write or
-            merge-on-read.
+            merge-on-read, which is the default.
         compute: A function that computes the changed rows, for the table as an attempt has opened it.
 
     Raises:
@@ -153,6 +153,11 @@ def _add_stored_columns(
 
 
 def _compute_difference(computed_rows: ComputedRows, source_table: OpenTable) -> RowDifference:
+    """Return the rows that a DELETE or UPDATE deletes, and the new rows of an UPDATE.
+
+    Raises:
+        ServerFailed: DuckDB returned a row of the table twice.
+    """
     tasks, rows = computed_rows.read.tasks, computed_rows.rows
     places = rows.column(0).to_numpy().astype(np.int64)
     order = np.argsort(places, kind="stable")
@@ -164,10 +169,12 @@ def _compute_difference(computed_rows: ComputedRows, source_table: OpenTable) ->
     values = rows.remove_column(0)
     if not values.num_columns:
         return RowDifference(located_keys, (), Report(deleted=count, files_read=files_read))
+    # With row lineage, new rows keep their row ids, unless the table has its own column with a name of the lineage.
     has_row_ids = has_lineage(source_table.metadata) and not any(
         field.name in NAMES for field in source_table.schema.fields
     )
     report = Report(updated=count, files_read=files_read)
+    # `new` is empty, because `_UpdatedRows.iter_rows` computes the new rows.
     return _UpdatedRows(located_keys, (), report, has_row_ids, source_table, values.take(pa.array(order)))
 
 
@@ -184,7 +191,12 @@ def _group_by_file(tasks: Sequence[ScanTask], places: Longs) -> Iterator[Matched
 
 @contextmanager
 def _convert_client_errors() -> Iterator[None]:
-    """Convert errors of the reader and the writer to client errors."""
+    """Convert errors of the reader and the writer to client errors.
+
+    Raises:
+        InvalidRequest: The new rows cannot be written, or the files are encrypted.
+        ServerFailed: A file of the table cannot be read.
+    """
     try:
         yield
     except Unwritable as error:

@@ -111,7 +111,8 @@ class NameScope:
         """Return the value of a column, or of a field of a struct.
 
         If a column has the full name, the name refers to it. Otherwise the name's longest prefix that is the name of a
-        column refers to this column, and the rest of the name to its fields.
+        column refers to this column, and the rest of the name to its fields. If the scope has no such column, the
+        enclosing scopes are searched, from the innermost to the outermost.
 
         Raises:
             InvalidRequest: The name is unknown or ambiguous.
@@ -138,7 +139,7 @@ class NameScope:
         raise InvalidRequest(f"The column {describe(node)} does not exist{self._make_hint(node, qualifiers)}")
 
     def _find_columns(self, parts: Sequence[str]) -> list[VisibleColumn]:
-        """Return the columns of this query with a name, which may be qualified."""
+        """Return the columns of this query to which a name can refer. Qualifiers may precede the name in `parts`."""
         return [column for column in self._by_name.get(parts[-1], ()) if _is_qualified(column, tuple(parts[:-1]))]
 
     def find(self, node: exp.Column) -> VisibleColumn | None:
@@ -168,7 +169,10 @@ class NameScope:
         return by_name
 
     def _make_hint(self, node: exp.Column, qualifiers: tuple[str, ...]) -> str:
-        """Return a hint for an unknown column: similar names, or a remark that a string needs single quotes."""
+        """Return a hint for an unknown column: similar names, or a remark that a string needs single quotes.
+
+        The hint is empty if neither applies.
+        """
         candidates: dict[str, None] = {}
         scope: NameScope | None = self
         while scope is not None:
@@ -226,7 +230,12 @@ def select_field(value: SqlValue, name: str, node: exp.Expr) -> SqlValue:
 
 
 def select_path(column: VisibleColumn, names: Sequence[str], node: exp.Expr) -> SqlValue:
-    """Return a field of a struct by the names from the struct to the field."""
+    """Return a field of a struct by the names from the struct to the field.
+
+    Raises:
+        InvalidRequest: The struct has no such field.
+        UnsupportedInDuckDB: The field cannot be read.
+    """
     if column.fields is not None:
         visible = column.fields.get(tuple(names))
         if visible is None:

@@ -324,7 +324,11 @@ class SqlSession:
         return choose(demand, engines.wanted, engines.available, large_bytes=engines.large_bytes)
 
     def _plan_change(self, statement: SqlStatement, *, is_counted: bool) -> _PlannedStatement:
-        """Choose an engine for a statement that writes, and translate the statement for it."""
+        """Choose an engine for a statement that writes, and translate the statement for it.
+
+        Raises:
+            InvalidRequest: The session runs only queries, or the statement is invalid.
+        """
         if not self._writes:
             raise InvalidRequest(f"Only queries can be run here, not {statement.kind.value}; use `seamark sql`")
         choice = self._choose(StatementProfile(statement.kind))
@@ -359,6 +363,15 @@ class SqlSession:
         *,
         is_counted: bool,
     ) -> tuple[PlannedTableRead, ...]:
+        """Plan the reads of the tables, and call `check_tables`, which may refuse the tables.
+
+        Args:
+            query: The query of the statement, or None if it has no query.
+            tables: The tables of the statement.
+            catalog: The tables of the catalog.
+            now: The current time of the statement.
+            is_counted: Whether the reads are counted in the query history.
+        """
         reads = []
         if query is not None:
             scans = find_scans(query, tables, catalog, now.date())
@@ -367,7 +380,7 @@ class SqlSession:
         return tuple(reads)
 
     def _write_for_trino(self, statement: SqlStatement) -> str:
-        """Return the text of the statement, with the name of the catalog in Trino."""
+        """Return the text of the statement, in which Trino's name of the catalog replaces the session's name of it."""
         assert self._trino is not None
         replacements = []
         for node in statement.tree.find_all(exp.Table):
@@ -414,7 +427,7 @@ class SqlSession:
             raise
         types = tuple(str(kind) for _, kind in query.columns)
         batches: Iterator[pa.RecordBatch] = iter(rows)
-        # With a cube, the time does not belong to the planned rows.
+        # With a cube, the time is not only that of the planned reads, so it is not reported for them.
         if not isinstance(planned_statement.cube, CubePlan):
             report = partial(report_times, self._client, planned_statement.reads, reports_run=self._reports_runs)
             batches = measure_time(batches, started_s, report)

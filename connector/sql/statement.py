@@ -69,7 +69,8 @@ class SqlStatement:
     def query(self) -> SqlStatement:
         """The query of the statement, at its position in the text.
 
-        In the text of an INSERT, blanks replace the words before the query.
+        In the text of an INSERT, blanks replace the words before the query. If the INSERT has an unsupported form, the
+        result is the whole statement.
         """
         if self.kind is not Kind.INSERT:
             return self
@@ -85,7 +86,7 @@ def parse(text: str) -> SqlStatement:
     """Parse one statement.
 
     Raises:
-        InvalidRequest: The text is not one statement, or is longer than the limits.
+        InvalidRequest: The text is not one statement, is nested too deeply, or exceeds a limit of its length.
     """
     if len(text) > CHARACTERS_MAX:
         raise InvalidRequest(f"The statement has {len(text):,} characters; the limit is {CHARACTERS_MAX:,}")

@@ -48,9 +48,10 @@ def measure_time(
 def report_times(
     client: SeamarkClient, reads: Sequence[PlannedTableRead], seconds: float, *, reports_run: bool
 ) -> None:
-    """Report the time of a statement for each table that the statement read.
+    """Report the time of a statement for each table that the statement read and whose reads the query history counts.
 
-    The run is reported only once, with the first table. An error is only logged, because the statement has succeeded.
+    The run is reported only once, with the first table that can be reported. An error is only logged, because the
+    statement has succeeded.
 
     Args:
         client: The client of the catalog.

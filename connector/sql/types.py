@@ -164,7 +164,7 @@ def name_duckdb_type(kind: SqlType) -> str:
 
 
 def as_decimal(kind: SqlType) -> SqlType:
-    """Return the decimal type to which an integer is converted."""
+    """Return the decimal type to which an integer is converted. Other types are returned unchanged."""
     return make_decimal(_INTEGER_DIGITS[kind.name], 0) if kind.is_integer else kind
 
 

@@ -29,7 +29,7 @@ def cast(value: SqlValue, target_type: SqlType) -> SqlValue:
 
 
 def to_common_type(values: Sequence[SqlValue], node: exp.Expr) -> list[SqlValue]:
-    """Return the values, converted to their common type.
+    """Return the values, converted to their common type. A value of unknown type, such as NULL, is not converted.
 
     Raises:
         InvalidRequest: The values have no common type.

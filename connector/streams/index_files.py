@@ -44,6 +44,9 @@ def encode_index_files(files: Sequence[_EncodedFile], metadata: TableMetadata) -
     """Return the index files that writers of the table would build for these data files: locations and data.
 
     A data file that cannot be indexed is left out. The indexer covers it later.
+
+    Raises:
+        Unwritable: The table has encrypted files.
     """
     storage = _EncodedStorage(encoded={file.location: file.data for file in files})
     target = create_target(metadata, storage)

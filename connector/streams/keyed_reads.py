@@ -55,7 +55,7 @@ def get_keyed_rows(
         keys: The keys, with the names of the key columns. A key may be repeated.
         columns: The columns to return.
         metadata: The table's metadata.
-        stored_rows: The port that finds rows in the current snapshot.
+        stored_rows: The interface of the server that finds rows in the current snapshot.
         rows_max: The maximum number of rows.
         bytes_max: The maximum size of the rows in memory.
         files_max: The maximum number of files that are read.

@@ -260,7 +260,8 @@ def select_rows(groups: Sequence[Sequence[UnpackedRows]], metadata: TableMetadat
     """Return the rows that no later row replaces.
 
     A row replaces the earlier rows with its key, including rows that were written before the table had these key
-    columns. A row without a complete key stays, unless a later row replaces it by a different set of key columns.
+    columns. A row without a complete key stays, unless a later row replaces it by a different set of key columns. A
+    delete also replaces earlier rows, but never stays itself.
 
     Args:
         groups: The rows, grouped by their key columns (`group_by_key`).
@@ -340,12 +341,13 @@ def _choose_key_fields(key: RowKey, rows: Sequence[UnpackedRows], metadata: Tabl
             if column.id not in fields or _rank_type(str(column.type)) > _rank_type(str(fields[column.id].type)):
                 fields[column.id] = column
     for current in metadata.current_schema.fields:
-        if current.id in fields and _is_wider_of_family(current, fields[current.id]):
+        if current.id in fields and _is_at_least_as_wide(current, fields[current.id]):
             fields[current.id] = current
     return tuple(msgspec.structs.replace(fields[column_id], required=False) for column_id, _ in key)
 
 
-def _is_wider_of_family(field: Field, other: Field) -> bool:
+def _is_at_least_as_wide(field: Field, other: Field) -> bool:
+    """Return whether the types of the fields belong to the same family, and the type of `field` is not narrower."""
     types = (field.type, other.type)
     kinds = [kind for kind in types if isinstance(kind, str) and has_keys(kind)]
     return (
@@ -356,7 +358,10 @@ def _is_wider_of_family(field: Field, other: Field) -> bool:
 
 
 def _rank_type(kind: str) -> int:
-    """Return the position of a type in the order of promotion, or of its precision."""
+    """Return the position of a type in the order in which Iceberg can promote types, from 0. Other types have 0, too.
+
+    The position of a decimal is its precision. Callers compare only types of the same column.
+    """
     name = get_base_name(kind)
     if name == "decimal":
         return get_decimal_precision(kind)
@@ -391,6 +396,8 @@ def encode_deletes(
         *_find_replaced_in_new_files(parts),
     ]
     target = replace(create_target(metadata, memory := MemoryStorage()), indexes=())
+    # Plans list the delete file of a single data file only for this data file. But each data file then needs its own
+    # delete file, so their number is limited. A commit uses the property of the table.
     if folder is not None and len(deleted_rows) <= _FILES_BY_FILE_MAX:
         target = replace(target, properties={**target.properties, GRANULARITY: BY_FILE})
     delete_files = write_deletes(target, deleted_rows, Deletes(storage, metadata))
@@ -476,7 +483,7 @@ class _ReadableKeys(NamedTuple):
 
 
 class _DroppedKeys(BatchKeys):
-    """Keys with a column that the current schema does not have, so plans have no filter for the keys."""
+    """Keys for which plans have no filter, because the current schema may lack their columns or types."""
 
     def filter_expression(
         self, values_max: int, specs: Sequence[PartitionSpec] = (), ranges_max: int = RANGES_MAX
@@ -576,7 +583,7 @@ def _list_key_schemas(keys: BatchKeys, metadata: TableMetadata) -> list[Schema]:
 def _keep_representable_keys(keys: BatchKeys, schema: Schema) -> BatchKeys:
     """Return the keys that the types of a schema can represent.
 
-    The schema has a key column that the current schema does not have, so plans cannot filter by these keys.
+    Plans cannot filter by the returned keys, because the current schema may lack their columns or types.
     """
     by_id = {field.id: msgspec.structs.replace(field, required=False) for field in schema.fields}
     fields = [by_id[field.id] for field in keys.fields]

@@ -35,7 +35,10 @@ _DELETE = "delete"
 
 
 class LookupFailed(Exception):
-    """Raised if the copy in memory can no longer be updated. The cause of the exception is the failure."""
+    """Raised if the copy of a table in memory, on which lookups run, can no longer be updated.
+
+    The cause of the exception is the failure.
+    """
 
 
 class LookupTable:
@@ -112,7 +115,8 @@ class LookupTable:
         """Follow the changes of the table until the copy is closed or fails.
 
         A refused request ends the copy, because its repetition would also be refused. After a temporary error, the
-        table is read again.
+        table is read again. If its rows were removed, it is also read again, but at most `_RESTARTS_MAX` times in
+        succession.
         """
         while not self._closed.is_set():
             try:
@@ -188,6 +192,7 @@ def lookup_table(
         timeout_s: The maximum time in seconds to wait until the present rows have been read.
 
     Raises:
+        InvalidRequest: `key` is empty, or `columns` lacks a column of the key.
         LookupFailed: The table cannot be read.
         TimeoutError: The present rows were not read in time.
     """

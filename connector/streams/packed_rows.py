@@ -142,7 +142,7 @@ def unpack_rows(packed_slice: PackedSlice, metadata: TableMetadata) -> UnpackedR
 
 
 def _replace_schema(rows: pa.RecordBatch, header: PackedHeader, metadata: TableMetadata) -> pa.RecordBatch:
-    """Convert rows whose schema the table has removed to the current schema.
+    """Convert rows to the current schema, because the table no longer has the schema of the rows.
 
     Raises:
         BadRequest: The current schema does not have a key column, or a value does not fit the type of its column.
@@ -165,7 +165,7 @@ def convert_rows(rows: pa.RecordBatch, schema: Schema) -> pa.RecordBatch:
     Required columns may be null, because rows that delete a key may have only the key columns.
 
     Raises:
-        AmbiguousColumn: A value of a column does not fit its type in the schema.
+        AmbiguousColumn: Several columns may be the requested column, or a value does not fit the type of its column.
         Unwritable: A column has an unsupported type.
     """
     stored_fields = [field for field in schema.fields if field.type != UNKNOWN]  # Rows have no columns of this type.
@@ -195,10 +195,11 @@ def list_keys(rows: Sequence[PackedSlice], metadata: TableMetadata) -> frozenset
 def group_by_key(rows: Sequence[UnpackedRows], current: RowKey) -> list[list[UnpackedRows]]:
     """Group rows by their key columns, in the order in which the table had these key columns.
 
-    The groups are in the order of the time of the table metadata for which their rows were packed. Successive times
-    with the same key columns form one group. The rows of a group stay in their order. An append may read the table's
-    metadata before the key columns change, and be acknowledged after the change. Its rows have the time of the earlier
-    metadata, so they are in an earlier group.
+    Each row has the time of the table metadata for which it was packed (`packed_ms`). The groups are in the order of
+    these times, and successive times with the same key columns form one group. The rows of a group stay in their order.
+
+    An append may read the table's metadata before the key columns change, and be acknowledged after the change. Its
+    rows have the time of the earlier metadata, so they are in an earlier group.
 
     Args:
         rows: The rows. Those of each shard are in the order of the log. Rows with the same key columns that replace

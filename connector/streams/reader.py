@@ -67,7 +67,7 @@ class StreamStep(NamedTuple):
         position: The position after these files or rows.
         files: The files to read, or None if the response has rows of the log.
         rows: The rows of the log. Their schema has the field ids of the table.
-        is_end: Whether the position at which the read ends has been reached.
+        is_end: Whether no files or rows follow at present, or the position at which the read ends has been reached.
     """
 
     position: str
@@ -125,6 +125,7 @@ class StreamReads:
         Raises:
             InvalidRequest: A snapshot after the position has removed rows.
             NoSuchResource: Rows after the position are no longer in the log.
+            ServerFailed: The response does not state a position or its kind.
         """
         query = {**self._query, "after": after, "wait": f"{wait_s:.3f}", "limit-bytes": str(limit_bytes)}
         query |= {} if until is None else {"until": until}
@@ -189,6 +190,9 @@ def iterate(
         from_: The start, as for `read_stream`.
         columns: The columns to read, or None for all.
         wait_s: The maximum time in seconds to wait for rows before each further None.
+
+    Raises:
+        InvalidRequest: The start is not a valid position, or is in files that are not the next files to read.
     """
     position, progress = _parse_start(reads, from_)
     projection = _RowProjection(reads, columns)
@@ -234,6 +238,9 @@ def _parse_start(reads: StreamReads, from_: str | int | datetime) -> tuple[str, 
 
     A position of a batch within files consists of the server's position and the three values of `_Progress`. Other
     starts have no progress.
+
+    Raises:
+        InvalidRequest: The start is not a position that `read_stream` has returned.
     """
     if isinstance(from_, datetime):
         return reads.locate(f"time:{int(from_.timestamp() * 1000)}"), None
@@ -264,6 +271,9 @@ class _RowProjection:
 
         Files are read in the order of their paths. Files before the path of `progress`, and the first rows of the file
         with this path, were read before and are skipped.
+
+        Raises:
+            InvalidRequest: The progress is in the files of another snapshot.
         """
         if progress is not None and progress.snapshot_id != step.snapshot_id:
             raise InvalidRequest(
@@ -282,7 +292,11 @@ class _RowProjection:
                 yield self._add_kind(batch), _Progress(step.snapshot_id, task.path, read_rows)
 
     def project(self, rows: pa.Table) -> pa.RecordBatch:
-        """Return rows of the log with the columns of the batches, and without the metadata of the log's schema."""
+        """Return rows of the log with the columns of the batches, and without the metadata of the log's schema.
+
+        Raises:
+            InvalidRequest: The rows do not have a requested column.
+        """
         if self._columns is not None:
             names = [*self._columns, *((CHANGE_TYPE,) if self._changes else ())]
             unknown = [name for name in names if name not in rows.schema.names]

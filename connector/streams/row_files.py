@@ -194,7 +194,7 @@ def encode_rows(rows: Sequence[PackedSlice], metadata: TableMetadata, folder: st
         folder: The folder of the files, or None for the table's data folders.
 
     Raises:
-        BadRequest: The table has a property that writers do not support.
+        BadRequest: The rows cannot be written, for example because writers do not support a property of the table.
     """
     by_schema: dict[int, list[pa.RecordBatch]] = {}
     for packed_slice in rows:
@@ -218,7 +218,8 @@ def encode_keyed_rows(
         key: The names of the current key columns. Empty for a table without a valid key.
 
     Raises:
-        BadRequest: The table has a property that writers do not support.
+        BadRequest: The rows cannot be written, for example because writers do not support a property of the table. Or
+            the rows that later rows replace cannot be found.
     """
     unpacked_rows = [unpack_rows(packed_slice, metadata) for packed_slice in rows]
     groups = group_by_key(unpacked_rows, build_key(metadata.current_schema, key))
@@ -361,7 +362,7 @@ def _can_sort(target: WriteTarget) -> bool:
 
 
 def _convert_batch(rows: pa.RecordBatch, schema: Schema) -> pa.RecordBatch:
-    """Convert rows of an earlier schema to a schema.
+    """Convert rows that have another schema of the table to `schema`.
 
     Raises:
         AmbiguousColumn: A value of a column does not fit its type in the schema.

@@ -142,10 +142,10 @@ class ProxySettings:
     """The path of a PEM file with the certificate authorities of Seamark's certificate, or None."""
 
     def check(self) -> None:
-        """Check the addresses.
+        """Check the addresses, and the audience of the plans (`plans`).
 
         Raises:
-            ValueError: An address is invalid.
+            ValueError: An address or the audience is invalid.
         """
         Coordinators(self.trino)
         check_url(self.seamark)
@@ -295,6 +295,11 @@ class Proxy:
     async def _handle_statement(
         self, request: web.BaseRequest, content: ClientBody, candidates: Sequence[Coordinator], target: str
     ) -> _Outcome:
+        """Forward a statement, rewritten if possible, and return the response and the summary for the log.
+
+        The client receives the text `_PLANNED` instead of a summary that would reveal data or Trino's access rules. If
+        the rewritten statement fails, the original statement is sent to the same coordinator.
+        """
         body, is_complete = await read_at_most(content, self._settings.statement_bytes)
         if not is_complete:
             summary = f"unchanged; the statement is longer than {self._settings.statement_bytes} bytes"
@@ -309,7 +314,7 @@ class Proxy:
         summary = rewrite.summary
         if rewrite.statement is None:
             header = _PLANNED if rewrite.depends_on_data else summary
-            response_handler = partial(self._follow_past_queue, request) if _QUERY.match(body) else None
+            response_handler = partial(self._follow_while_queued, request) if _QUERY.match(body) else None
             return await self._forward_unchanged(
                 request, candidates, target, body, summary, header, response_handler=response_handler
             )
@@ -397,13 +402,14 @@ class Proxy:
             request, candidates, target, body, extra_headers=extra_headers, response_handler=response_handler
         ), summary
 
-    async def _follow_past_queue(
+    async def _follow_while_queued(
         self,
         request: web.BaseRequest,
         coordinator: Coordinator,
         first: aiohttp.ClientResponse,
         headers: CIMultiDict[str],
     ) -> web.StreamResponse:
+        """Poll a query while it is in Trino's queue, for at most `_QUEUE_S`, and return Trino's last response."""
         async with self._follow_statement(
             coordinator, self._make_follow_up_headers(request, coordinator), _QUEUE_S
         ) as followed_statement:
@@ -501,7 +507,8 @@ class Proxy:
     ) -> RuleDecision:
         """Decide whether Trino's access rules allow pruning for a query. If so, report the columns that it reads.
 
-        Trino's description of the query, which is requested with the sender's identity, contains the rules.
+        Trino's description of the query, which is requested with the sender's identity, contains the rules. If Trino
+        does not return the description, or if it is too long, the decision is `UNKNOWN`.
 
         Args:
             coordinator: The coordinator that runs the query.

@@ -56,7 +56,7 @@ class RewriteResult(RewrittenStatement):
     """A query that Trino must accept before `statement` is sent, or "".
 
     The text of `statement` then contains groups of a cube, and users can read the texts of their statements in Trino.
-    The query, which returns no rows, checks before that the sender may read the table and the columns.
+    The query returns no rows. Trino accepts it only if the sender may read the table and the columns.
     """
     reads: Sequence[PlannedRead] = ()
     """The files and bytes of each table that `statement` reads, for the query history."""
@@ -65,6 +65,11 @@ class RewriteResult(RewrittenStatement):
 
 
 def build_cube_result(planned_scan: PlannedScan, cube: CubeRewrite) -> RewriteResult:
+    """Return the result for a statement that reads a cube instead of the rows of a table.
+
+    The summary has the number of read files and of all files, in total and for the table (`read/all`), and then the
+    name of the cube with the number of files that it covers.
+    """
     summary, name = cube.scan.summary, quote(".".join(planned_scan.table), safe=".")
     columns = {_name_table(planned_scan): names | planned_scan.scan.columns for planned_scan, names in cube.columns}
     plans = [] if cube.scan.plan_snapshot_id is None else [(planned_scan.table, cube.scan.plan_snapshot_id)]
@@ -97,6 +102,7 @@ def add_no_cube_reason(result: RewriteResult, cube: CubeSummary | None) -> Rewri
     if cube is None:
         return result
     summary = f"{result.summary}; no-cube={quote(str(cube.reason)[:_REASON_CHARACTERS_MAX], safe=_REASON_CHARACTERS)}"
+    # A reason can reveal data, such as the number of files that the cube does not cover.
     return replace(result, summary=summary[:_SUMMARY_CHARACTERS_MAX], depends_on_data=True)
 
 

@@ -496,7 +496,7 @@ class Rewriter:
     def _search_text(self, statement: str, session: Session) -> tuple[StatementText, _TextProperties]:
         """Return the text to parse, and the properties of a statement that are found without parsing.
 
-        A search of the text takes much less time than parsing, and most other statements need not be parsed.
+        A search of the text takes much less time than parsing, and often shows that a statement cannot be rewritten.
         """
         if is_hinted_off(statement):
             return StatementText(statement), _TextProperties(unchanged_reason=_SWITCHED_OFF)

@@ -172,7 +172,8 @@ def overwrite(
         where: The predicate, as SQL or as the JSON of an Iceberg expression.
 
     Raises:
-        InvalidRequest: The predicate matches only some rows of a file.
+        InvalidRequest: The predicate matches only some rows of a file, or cannot be expressed exactly.
+        Unwritable: The table has format version 1, or the rows do not fit the table.
     """
     return _write_and_commit(
         client, rows, open_destination(client, table, OVERWRITE, where=where, branch=branch), producer, summary
@@ -191,6 +192,9 @@ def overwrite_partitions(
     """Replace all rows of the partitions to which the new rows belong.
 
     The arguments and the result are the same as in `append`.
+
+    Raises:
+        Unwritable: The table has format version 1, or the rows do not fit the table.
     """
     return _write_and_commit(
         client, rows, open_destination(client, table, OVERWRITE_PARTITIONS, branch=branch), producer, summary

@@ -70,7 +70,10 @@ class BucketSizes:
     """The number of files that may contain rows of several buckets, because their specs have fewer or no buckets."""
     shared_bytes: int
     partition_bytes: int
-    """The weighted median size of the partitions of the other fields. Larger partitions have half of the bytes."""
+    """The weighted median size of the partitions of the other fields.
+
+    At least half of the bytes are in partitions of at least this size.
+    """
     target_bytes: int
 
     @property
@@ -79,7 +82,7 @@ class BucketSizes:
 
     @property
     def skew(self) -> float:
-        """The size of the largest bucket divided by the mean size.
+        """The size of the largest bucket divided by the mean size, or 1 if all buckets are empty.
 
         More buckets do not reduce the skew if a few keys have most of the rows.
         """
@@ -87,7 +90,11 @@ class BucketSizes:
 
     @property
     def advice(self) -> int:
-        """The recommended number of buckets: the current or a doubled number, with sizes closest to the target size."""
+        """The recommended number of buckets: the current number, or the current number doubled once or several times.
+
+        Of these numbers, it is the number with which the mean size of the buckets in a partition of `partition_bytes`
+        is closest to the target size, on a logarithmic scale.
+        """
         ratio = self.partition_bytes / (self.buckets * self.target_bytes)
         return self.buckets * 2 ** max(0, round(math.log2(ratio))) if ratio > 1 else self.buckets
 
@@ -119,6 +126,7 @@ def compute_bucket_sizes(
 
     Raises:
         InvalidRequest: A field has more than `BUCKETS_MAX` buckets.
+        ValueError: `target_bytes` is less than 1.
     """
     if target_bytes < 1:
         raise ValueError(f"target_bytes is {target_bytes}; it must be at least 1")
@@ -232,12 +240,15 @@ def _find_value(field: PartitionField, spec: PartitionSpec, partition: _Partitio
 
 
 def _compute_weighted_median(sizes: Sequence[int]) -> int:
-    """Return the size such that sizes of at least this size have half of the total, or 0 if there are no sizes."""
+    """Return the largest size such that the sizes of at least this size have at least half of the total.
+
+    The result is 0 if there are no sizes.
+    """
     if not sizes:
         return 0
     descending_sizes = np.sort(np.array(sizes, dtype=np.int64))[::-1]
-    total = np.cumsum(descending_sizes)
-    return int(descending_sizes[np.searchsorted(total, total[-1] / 2)])
+    running_totals = np.cumsum(descending_sizes)
+    return int(descending_sizes[np.searchsorted(running_totals, running_totals[-1] / 2)])
 
 
 def _find_column(field: PartitionField, metadata: TableMetadata) -> str:
@@ -341,8 +352,14 @@ def _choose_name(metadata: TableMetadata, field: PartitionField, transform: str,
     """Return an unused name for the new partition field.
 
     If an earlier spec has an equal field, return the name of that field. Otherwise, return the name that Iceberg's
-    engines generate, such as `id_bucket_16`. Engines show the partitions of all specs in one struct, so the name must
-    not occur in any spec.
+    engines generate, such as `id_bucket_16`. Engines show the partitions of all specs in one struct, so a generated
+    name must not occur in any spec. It must also not be the name of a column.
+
+    Args:
+        metadata: The metadata of the table.
+        field: The current partition field.
+        transform: The canonical transform of the new field.
+        kept_names: The names of the fields that stay in the new spec, which the new field cannot have.
     """
     fields = [other for spec in metadata.partition_specs for other in spec.fields]
     for other in fields:

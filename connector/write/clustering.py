@@ -91,6 +91,8 @@ def read_joined_tables(
 ) -> dict[str, JoinedRows]:
     """Read the columns of joined tables that `by` and the join conditions need, from the current snapshots.
 
+    `by` lists the sort columns. A column of a joined table has the name of the join before it, such as `customer.name`.
+
     If the joined tables change later, the clustered files contain the same rows, but are sorted by the old values of
     the joined tables.
 
@@ -198,7 +200,12 @@ class Attributes:
         return combine_to_array(self._tables[name][column])
 
     def _add_join(self, name: str, join: JoinedRows, schema: pa.Schema) -> None:
-        """Add a joined table. If the clustered rows do not refer to it, append its columns to the referring table."""
+        """Add a joined table. If the clustered rows do not refer to it, append its columns to the referring table.
+
+        Raises:
+            InvalidRequest: The join has no columns, columns of several tables, an unknown column, or keys of different
+                types.
+        """
         table = self._tables[name]
         if not join.on:
             raise InvalidRequest(f"{name!r} is joined on no columns; set `on`")
@@ -240,15 +247,19 @@ class Attributes:
         return name, column
 
     def _resolve_column(self, text: str, schema: pa.Schema) -> tuple[str, str]:
-        """Return the names of the table and the column of an attribute.
+        """Return the names of the table and the column to which `text` refers, such as `customer.name`.
 
         The table is "" for columns of the clustered rows.
+
+        Raises:
+            InvalidRequest: There is no such column.
         """
         name, dot, column = text.partition(".")
         if text in schema.names or not dot or name not in self._tables:
             _check_column(text, schema, text)
             return "", text
         _check_column(column, self._tables[name].schema, text)
+        # The table may have been joined into another table, whose columns have its name as a prefix.
         while name in self._merged_names:
             name, column = self._merged_names[name], f"{name}.{column}"
         return name, column
@@ -313,7 +324,7 @@ class Ranks:
 
 
 def _to_comparable(values: pa.Array) -> npt.NDArray[np.generic]:
-    """Return the values without nulls as an array that numpy can sort. NaN sorts last.
+    """Return values, which contain no nulls, as an array that numpy can sort. NaN sorts last.
 
     Dates and times become integers. Values of fixed-size binary and extension types, such as UUIDs, become bytes or
     strings.
@@ -408,23 +419,29 @@ class Clustering:
         )
 
     def compute_points(self, rows: pa.RecordBatch | pa.Table) -> Points:
-        """Return the ranks of rows, as uint64[rows, attributes]."""
+        """Return the ranks of rows, as uint64[rows, attributes].
+
+        The attributes are in the order of `attributes.by`, which has the pairs (joined table, column). The table is ""
+        for a column of `rows` itself.
+        """
         rows_by_table: dict[str, Longs] = {}
         points: Points = np.empty((rows.num_rows, len(self.attributes.by)), dtype=np.uint64)
-        for number, (name, column) in enumerate(self.attributes.by):
-            if not name:
+        for number, (table_name, column) in enumerate(self.attributes.by):
+            if not table_name:
                 points[:, number] = self.own_ranks[number].rank_values(combine_to_array(rows[column]))
                 continue
-            if name not in rows_by_table:
-                rows_by_table[name] = self.attributes.find_rows(name, rows)
-            points[:, number] = self.joined_ranks[number][rows_by_table[name]]
+            if table_name not in rows_by_table:
+                rows_by_table[table_name] = self.attributes.find_rows(table_name, rows)
+            points[:, number] = self.joined_ranks[number][rows_by_table[table_name]]
         return points
 
 
 def _group_attributes(points: Points) -> tuple[tuple[int, ...], ...]:
-    """Group the attributes whose ranks in a sample have a correlation of at least `_GROUP_CORRELATION_MIN`.
+    """Group the attributes whose ranks in a sample are correlated.
 
-    The sign of a correlation is ignored.
+    An attribute joins the first group with whose first attribute it has a correlation of at least
+    `_GROUP_CORRELATION_MIN`. The sign of a correlation is ignored. If the sample is too small, each attribute is a
+    separate group.
     """
     if len(points) < _CORRELATION_ROWS_MIN:
         return tuple((number,) for number in range(points.shape[1]))
@@ -453,8 +470,8 @@ def derive_layer_properties(properties: Mapping[str, str], sample: pa.Table, col
     The files that a job writes together are called a layer. The file size is unlimited, because files of a layer end
     after a number of rows. The bounds of `columns` are long enough to distinguish files. By default, the bounds of a
     string have its first 16 characters. If all values begin with the same 16 characters, as URLs do, these bounds would
-    be equal in all files. The table's own settings for a column take precedence. The same applies to a default of the
-    table that stores no bounds.
+    be equal in all files. The table's own settings for a column take precedence. If the default mode of the table
+    does not truncate bounds, no mode changes.
 
     Args:
         sample: Some rows of the layer.

@@ -214,7 +214,11 @@ def _make_delete_key(delete: Mapping[str, Any]) -> DeleteKey:
 def _select_in_partition(
     members: Sequence[ScanTask], shared: Counter[DeleteKey], policy: CompactionPolicy
 ) -> list[ScanTask]:
-    """Return the files of a partition to replace: files with many deletes, and files of tiers to merge."""
+    """Return the files of a partition to replace: files with many deletes, and small files that are merged.
+
+    Small files are divided into tiers by size (`_divide_into_tiers`). A tier is merged if it has at least
+    `policy.min_files` files.
+    """
     chosen_paths = {task.path for task in members if has_many_deletes(task, shared)}
     small_tasks = [
         task
@@ -229,6 +233,9 @@ def _select_in_partition(
 
 def _divide_into_tiers(small_tasks: Sequence[ScanTask]) -> Iterator[list[ScanTask]]:
     """Divide files, from the smallest to the largest, into tiers.
+
+    The files of a tier are merged if there are enough of them. If a table grows by small commits, each row is
+    therefore rewritten a logarithmic number of times.
 
     A file is added to a tier if it is at most as large as all files of the tier together. The second file of a tier may
     be up to `_TIER_SIZE_RATIO_MAX` times as large as the first file.
@@ -380,7 +387,8 @@ class _PartitionCopier:
     ) -> tuple[WrittenFiles, CopyCounts]:
         """Copy several partitions at the same time, because a single thread cannot use the whole bandwidth of the disk.
 
-        Index files are built afterwards, so that there are as few index files as with one writer.
+        Index files are built afterwards, so that there are as few index files as with one writer. After an error, all
+        written files are deleted.
         """
         target_without_indexes, counts, parts = replace(self.target, indexes=()), CopyCounts(), list[WrittenFiles]()
         indexes = IndexBuilder(self.target.indexes)

@@ -312,6 +312,9 @@ class CopyWriter:
 
         All rows of a small file are encoded. With `keep_order`, the rows before a copied row group are encoded first.
         Otherwise, the rows to encode are collected until the end of the file.
+
+        Raises:
+            Unreadable: The file cannot be read.
         """
         if task.size_bytes < self._policy.copied_min_bytes or self._policy.sorts:
             self.counts.encoded["the table has a sort order" if self._policy.sorts else "the file is small"] += 1
@@ -460,8 +463,8 @@ class CopyWriter:
         Args:
             task: The scan task of the old file.
             positions: The positions, or None for all rows of the file.
-            origin: The number of the file's first row among the rows of all old files. The log records such a number
-                for each new row.
+            origin: The number of the file's first row among the rows of all old files. For each new row, the log of row
+                origins (`OriginLog`) records the number of its old row.
         """
         columns = list(range(len(self._read_plan.names)))
         full_bytes = self._policy.target_bytes if self._policy.sorts else self._policy.row_group_bytes
@@ -526,7 +529,7 @@ class CopyWriter:
         self._close_file()
 
     def _close_file(self) -> None:
-        """Close the current file, and add its ContentFile to the written files."""
+        """Close the current file, add its ContentFile to the written files, and build its indexes."""
         file = self._file
         if file is None:
             return

@@ -303,9 +303,12 @@ def finish_data_file(writer: FileWriter, target: WriteTarget, partition: Partiti
 def build_writer_options(properties: Mapping[str, str]) -> dict[str, Any]:
     """Return the arguments of pyarrow's ParquetWriter for the properties of a table.
 
+    Missing properties have Iceberg's defaults: zstd, pages of at most 1 MiB and 20,000 rows, and dictionaries of at
+    most 2 MiB.
+
     Raises:
-        Unwritable: A property is invalid.
-        InvalidRequest: A value is not a number.
+        Unwritable: The codec is not supported.
+        InvalidRequest: The value of another property is not a number.
     """
     codec = properties.get(_CODEC, "zstd").lower()
     if codec not in _CODECS:
@@ -353,12 +356,15 @@ def _uses_dictionary(rows: pa.Table, leaf: LeafColumn, limit_bytes: int) -> bool
 def _overflows(column: pa.ChunkedArray, limit_bytes: int) -> bool:
     """Return whether the first values of a column fill a dictionary, so that pyarrow stores the others without it.
 
-    Only few values are counted if they are long, because to count all of them can take as long as to compress them.
+    Only few values are counted if they are long, because to count all of them can take as long as to compress them. The
+    result is False for a type whose values pyarrow cannot count.
     """
     fitting_count = max(1, int(limit_bytes * len(column) / max(1, column.nbytes)))
     if len(column) <= 2 * fitting_count:
         return False
     try:
+        # The dictionary has room for `fitting_count` values of mean size. It overflows if the first values, twice as
+        # many, have more distinct values than this.
         return bool(pc.count_distinct(column.slice(0, 2 * fitting_count)).as_py() > fitting_count)
     except pa.ArrowNotImplementedError:
         return False
@@ -368,6 +374,8 @@ def _is_dictionary_smaller(column: pa.ChunkedArray) -> bool:
     """Return whether a dictionary and its indices take fewer bytes than the values, before compression.
 
     Iceberg's Java writer makes the same decision. pyarrow would keep any dictionary that fits into its limit.
+
+    The result is also True for a column with only nulls, and for a type whose values pyarrow cannot count.
     """
     values = len(column) - column.null_count
     if not values:
@@ -409,7 +417,8 @@ def _select_bloom_columns(schema: Schema, properties: Mapping[str, str], leaves:
 def _choose_bloom_options(columns: Mapping[str, float], properties: Mapping[str, str], rows: int) -> dict[str, Any]:
     """Return the Bloom filter options for row groups of `rows` rows, within the table's maximum size of a filter.
 
-    If a filter for all rows is larger than the maximum, it is made for fewer values (`ndv`) at the same rate.
+    If a filter for all rows is larger than the maximum, it is made for fewer values (`ndv`) at the same rate. Without
+    the property of the maximum, it is 1 MiB.
     """
     bits = parse_int(properties, _BLOOM_BYTES, 1 << 20) * 8
     # A split-block filter sets 8 bits for each value: fpp = (1 - exp(-8 n / bits)) ** 8.

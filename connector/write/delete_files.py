@@ -120,7 +120,7 @@ class WrittenDeletes:
         )
 
     def discard(self, storage: Storage) -> None:
-        """Delete all files, and ignore errors of the storage.
+        """Delete the files in `files`, and ignore errors of the storage.
 
         Call this only if no commit has added the files, and no commit can still add them.
         """
@@ -232,7 +232,7 @@ def encode_vector(positions: Longs) -> bytes:
 
 
 def _encode_roaring(positions: Longs) -> bytes:
-    """Return the 32-bit bitmaps of the positions, each preceded by the high 32 bits of its positions.
+    """Return the number of 32-bit bitmaps, and the bitmaps, each preceded by the high 32 bits of its positions.
 
     The format is defined by RoaringFormatSpec, "Extension for 64-bit implementations".
     """
@@ -248,7 +248,7 @@ def _encode_roaring(positions: Longs) -> bytes:
 
 
 def _select_non_empty(rows: Iterable[DeletedRows]) -> list[DeletedRows]:
-    """Return the data files with positions to delete, ordered by path.
+    """Return the data files with positions to delete, in the order of `rows`.
 
     Raises:
         ValueError: A position is negative, or a data file occurs twice.

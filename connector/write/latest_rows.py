@@ -150,6 +150,9 @@ class Rank:
         """Return the ranks of the values of a column from `read_column`.
 
         Without a column, all rows have equal ranks.
+
+        Raises:
+            Unwritable: The column is a struct, a list or a map.
         """
         if column is None or field is None:
             return Rank(np.ones(rows, dtype=np.bool_), np.zeros(rows, dtype=np.uint64))

@@ -44,7 +44,7 @@ def check_unchanged(
         strategy: The strategy that locates the rows (`row_locations.locate`).
 
     Raises:
-        Conflict: Rows have changed.
+        Conflict: Rows have changed, or the earlier snapshot is not in the history of the table's branch.
         Unreadable: A file cannot be read.
     """
     if read_snapshot_id is UNSET or read_snapshot_id == source_table.snapshot_id or not keys.count:
@@ -75,6 +75,11 @@ def make_rows_changed_error(message: str) -> Conflict:
 
 
 def _is_ancestor(source_table: OpenTable, snapshot_id: int | None) -> bool:
+    """Return whether a snapshot is the current snapshot of the table or an ancestor of it.
+
+    None is the state before the first snapshot. The result is False if the table no longer has the snapshot, or a
+    snapshot between it and the current snapshot.
+    """
     by_id = {snapshot.snapshot_id: snapshot for snapshot in source_table.history}
     current_id = source_table.snapshot_id
     for _ in range(len(by_id) + 1):
@@ -103,6 +108,10 @@ def _count_row_values(
 
 
 def _read_values(source_table: OpenTable, located_keys: LocatedKeys, ordinals: set[int]) -> Iterator[tuple[int, str]]:
+    """Yield the index of the key and the values of each located row, for the keys with the indexes `ordinals`.
+
+    The values are a text (`repr`), which can be hashed and counted, unlike a row with lists.
+    """
     reader = TaskReader(plan_read(source_table, None, TRUE), source_table.storage, keys=source_table.keys)
     ordinal_array = np.fromiter(ordinals, dtype=np.int64)
     for rows in located_keys.files:

@@ -84,7 +84,7 @@ class Overtaken(Conflict):
 
 
 def open_rewritable(client: SeamarkClient, table: Name, branch: str, *, history: bool = False) -> OpenTable:
-    """Open the table at the head of a branch, for a rewrite.
+    """Open the table at the newest snapshot of a branch, for a rewrite.
 
     Args:
         history: Whether to load all snapshots.
@@ -167,6 +167,8 @@ class RewrittenFiles:
 
     def rebase(self, source_table: OpenTable, tasks: Iterable[ScanTask]) -> FileReplacement:
         """Return the replacement of the old files that still exist in a later snapshot.
+
+        For the rows that were deleted in the meantime, the method first writes delete files for the new files.
 
         Args:
             source_table: The table at the later snapshot.
@@ -261,7 +263,8 @@ class RewrittenFiles:
             current: The current tasks of the old files, by path.
 
         Raises:
-            Overtaken: Live rows of an old file are missing in the new files, for example after a rollback.
+            Overtaken: Live rows of an old file are missing in the new files, for example after a rollback. Or the row
+                lineage of an old file has changed.
         """
         positions, keys = plan_read(source_table, [], TRUE, positions=True), read_table_keys(source_table.name)
         reader = TaskReader(positions, source_table.storage, threads=False, keys=keys)
@@ -286,7 +289,7 @@ class RewrittenFiles:
         files = [(file, self.origins.create_origins(file["file-path"])) for file in self.written.files]
         all_live_origins, all_dead_origins = np.concatenate(live_origins), np.concatenate(dead_origins)
         if sum(len(origins.find_positions(all_live_origins)) for _, origins in files) < len(all_live_origins):
-            raise Overtaken(RETURNED)  # The rewrite has read the files when these rows were deleted.
+            raise Overtaken(RETURNED)  # The missing rows were deleted when the rewrite read the files.
         return [
             DeletedRows(file["file-path"], file["spec-id"], file["partition"], origins.find_positions(all_dead_origins))
             for file, origins in files
@@ -390,7 +393,10 @@ It yields the batches in any order. The function in each pair returns the result
 
 
 def run_here(batches: Batches) -> Batches:
-    """Return the batches unchanged, so that the caller runs the rewrites one after the other in this process."""
+    """Return the batches unchanged. As a `BatchRunner`, this lets the rewrites run in this process, one by one.
+
+    A rewrite runs when the caller calls the function in its pair.
+    """
     return batches
 
 

@@ -201,9 +201,9 @@ def commit_row_change(
 
 
 def _open_flushed(client: SeamarkClient, table: Name, branch: str, *, history: bool) -> OpenTable:
-    """Flush the rows of a stream table that wait for a flush, and open the head of the branch.
+    """Flush the rows of a stream table that wait for a flush, and open the newest snapshot of the branch.
 
-    Without the flush, the change would miss acknowledged rows.
+    Without the flush, the change would miss acknowledged rows. Only changes of the main branch need it.
     """
     source_table = open_table(client, table, At(ref=branch), history=history)
     if branch == MAIN and parse_bool(source_table.metadata.properties, STREAM_ENABLED, False):
@@ -214,7 +214,10 @@ def _open_flushed(client: SeamarkClient, table: Name, branch: str, *, history: b
 
 
 def _find_earlier_answer(client: SeamarkClient, table: Name, fields: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the response to the earlier commit of this change by the same producer, or None if there is no commit."""
+    """Return the response to the earlier commit of this change by the same producer, or None.
+
+    It is None if the change has no producer, if there is no earlier commit, or if the server does not support this.
+    """
     repeat_fields = {name: fields[name] for name in ("producer", "branch", "table-uuid") if name in fields}
     if "producer" not in repeat_fields:
         return None

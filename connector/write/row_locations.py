@@ -84,11 +84,16 @@ class KeyAnswer(Protocol):
     @property
     def rows(self) -> pa.Table: ...
     @property
-    def uncovered_files(self) -> int: ...
+    def uncovered_files(self) -> int:
+        """The number of data files that no file of the index describes, so that their rows are not searched."""
+
     @property
-    def uncovered(self) -> tuple[str, ...]: ...
+    def uncovered(self) -> tuple[str, ...]:
+        """The paths of the first of these files."""
+
     @property
-    def undecided(self) -> int: ...
+    def undecided(self) -> int:
+        """The number of returned rows of which it is unknown whether they are deleted."""
 
 
 class BatchKeys:
@@ -169,7 +174,7 @@ class _Extent:
     ranges: list[tuple[Any, Any]]
     """Ranges (low, high) that together contain all values.
 
-    Both ends are inclusive. Empty if the values have no order.
+    Both ends are inclusive. Empty if there are no values, or if a value is not finite.
     """
 
     @staticmethod
@@ -357,7 +362,7 @@ def find_key_fields(schema: Schema, names: Sequence[str]) -> list[Field]:
 
 @dataclass(frozen=True)
 class MatchedRows:
-    """The live rows of one data file that have one of the keys.
+    """The rows of one data file that have one of the keys and are not deleted.
 
     Attributes:
         task: The data file and its deletes.
@@ -487,9 +492,9 @@ class _IndexAnswer:
 def _look_up(client: RowSource, table: OpenTable, keys: BatchKeys, index: IndexDefinition) -> _IndexAnswer | None:
     """Look up the keys in the index.
 
-    Return None if the server does not list all uncovered files (files without entries in the index), or after a server
-    error. The caller must then read all files of the plan. A file is also read if the server could not decide whether
-    one of its rows has the key.
+    Return None if the server does not list all uncovered files (files without entries in the index), or if it refuses
+    or fails a request. The caller must then read all files of the plan. A file is also read if the server could not
+    decide whether one of its rows has the key.
     """
     tables: list[pa.Table] = []
     undecided_paths: set[str] = set()

@@ -108,6 +108,7 @@ class OriginLog:
         self._add(location, RowOrigins(positions, starts, lengths))
 
     def _add(self, location: str, part: RowOrigins) -> None:
+        """Add origins of rows of a new file. With more than `RUNS_MAX` runs, drop all origins to limit the memory."""
         if not self.is_complete:
             return
         self._runs += len(part.positions)
@@ -116,7 +117,7 @@ class OriginLog:
             self._parts.clear()
 
     def take(self, log: OriginLog) -> None:
-        """Add the origins of a log of different files."""
+        """Add the origins of another log. The two logs must have no file in common."""
         self._runs += log._runs
         self._parts.update(log._parts)
         if self._runs > RUNS_MAX:

@@ -63,6 +63,10 @@ class WriteTarget:
 
         Args:
             name: See `create_target`.
+
+        Raises:
+            Corrupt: The table metadata are invalid.
+            Unwritable: The table has encrypted files, which the writer does not support.
         """
         metadata = decode_table(engine_table.metadata, engine_table.location)
         return create_target(metadata, Storage.of_table(engine_table.storage, metadata.location), name)
@@ -91,6 +95,7 @@ class WriteTarget:
         """Return a unique location for a file.
 
         File names in a bucket begin with the number of the bucket, so that listings group the files of each bucket.
+        With several bucket fields, the first bucket that is not null counts.
         """
         terms = self.partitioner.terms
         buckets = [

@@ -254,6 +254,9 @@ def check_arguments(
 def choose_mode(requested_mode: str | None, target: WriteTarget, *, deletes: bool = False) -> str:
     """Return the requested mode, or the mode in the table's properties if no mode is requested.
 
+    An upsert uses `write.merge.mode`, or `write.update.mode` if the table does not have it. A delete uses
+    `write.delete.mode`. Without these properties, the mode is copy-on-write.
+
     Raises:
         Unwritable: The mode is unknown.
     """
@@ -306,6 +309,8 @@ def read_scope(keys: BatchKeys, source_table: OpenTable, parts: int = 1) -> Expr
     The server refuses the commit if a concurrent commit has changed rows that the filter matches.
 
     Args:
+        keys: The keys of the rows to commit.
+        source_table: The table that was read.
         parts: The number of filters in the commit. The length of each filter is limited accordingly.
     """
     specs = source_table.metadata.partition_specs
@@ -439,7 +444,9 @@ class _StoredRows:
         The values of the columns `names` come from the latest stored row of the key.
 
         Args:
+            batch: The new rows.
             wins: Whether the new row of each key is used, as bool[keys].
+            names: The columns that the new rows lack.
         """
         stored_indexes = self._latest[wins[self.keys[self._latest]]]
         complete_rows = batch.rows.take(pa.array(self.keys[stored_indexes]))
@@ -485,7 +492,12 @@ def write_change(
     and files with the new rows are added.
 
     Args:
+        client: The client of the catalog.
+        difference: The rows to delete and to add.
         scope: A filter of the rows that were read.
+        source_table: The table that was read.
+        target: The table with the settings with which new files are written.
+        mode: The mode: copy-on-write or merge-on-read.
     """
     files = difference.located.files
     if mode == COPY_ON_WRITE:
@@ -508,8 +520,9 @@ def _choose_protection(
 ) -> FileProtection | None:
     """Return the encryption of the files with new rows.
 
-    It is the encryption of the files with the replaced rows or, if no rows are replaced, of the table's files. If only
-    some of these files are encrypted, it is the encryption of the encrypted files.
+    It is the encryption of the files with the replaced rows or, if no rows are replaced, of the first files of a
+    plan of the table. If only some of these files are encrypted, it is the encryption of the encrypted files. The
+    result is None if none of them is encrypted, if there are no keys, or if there are no new rows.
 
     Raises:
         Unwritable: The files are encrypted in different ways.
@@ -532,7 +545,7 @@ def _choose_protection(
 
 
 def delete_by_position(source_table: OpenTable, target: WriteTarget, files: Sequence[MatchedRows]) -> WrittenDeletes:
-    """Delete these rows by position (merge-on-read). Remove a file without remaining rows."""
+    """Delete these rows by position (merge-on-read). A data file without remaining rows is removed from the table."""
     deleted_rows = [
         DeletedRows(
             rows.task.path,

@@ -49,7 +49,7 @@ class ProgressLine:
 
     @property
     def is_installing(self) -> bool:
-        """Whether pip has everything and unpacks it."""
+        """Whether pip has downloaded all packages and is installing them."""
         return self._is_installing
 
     def read(self, line: str) -> None:
@@ -77,7 +77,7 @@ class ProgressLine:
         self._output.flush()
 
     def close(self) -> None:
-        """End the line."""
+        """Replace the progress line by the total time."""
         self._output.write("\r\033[K" if self._is_terminal else "")
         self._output.write(f"Installed in {time.monotonic() - self._began_s:.0f} s\n")
         self._output.flush()

@@ -65,6 +65,7 @@ def read_navigation() -> list[NavEntry]:
 
 
 def _make_entry(name: str, link: str) -> NavEntry:
+    """Return the navigation entry of a page. The page of the design decisions has its linked pages below it."""
     target = (REPO / "docs" / link).resolve().relative_to(REPO).as_posix()
     if target != "docs/design/README.md":
         return {name: target}

@@ -35,19 +35,20 @@ def is_of_server(name: str) -> bool:
 
 
 def split(wheel: Path, folder: Path) -> tuple[Path, Path]:
-    """Write the two wheels into `folder`, and return the paths of the client's and of the server's."""
+    """Write the two wheels into `folder`, and return the paths of the client's wheel and of the server's wheel."""
     name, version, *tags = wheel.name.removesuffix(".whl").split("-")
     with zipfile.ZipFile(wheel) as whole:
         files = {info.filename: whole.read(info) for info in whole.infolist() if not info.is_dir()}
-    about = f"{name}-{version}.dist-info/"
-    metadata = Parser().parsestr(files[f"{about}METADATA"].decode())
-    own = {path: data for path, data in files.items() if not path.startswith(about)}
+    dist_info = f"{name}-{version}.dist-info/"
+    metadata = Parser().parsestr(files[f"{dist_info}METADATA"].decode())
+    own = {path: data for path, data in files.items() if not path.startswith(dist_info)}
     shared = {
-        path.removeprefix(about): data
+        path.removeprefix(dist_info): data
         for path, data in files.items()
-        if path.startswith(about) and path not in (f"{about}RECORD", f"{about}METADATA", f"{about}entry_points.txt")
+        if path.startswith(dist_info)
+        and path not in (f"{dist_info}RECORD", f"{dist_info}METADATA", f"{dist_info}entry_points.txt")
     }
-    commands = {"entry_points.txt": files[f"{about}entry_points.txt"]}
+    commands = {"entry_points.txt": files[f"{dist_info}entry_points.txt"]}
     client = _write(
         folder,
         CLIENT,
@@ -102,10 +103,20 @@ def _parse_extra(requirement: str) -> str:
 
 
 def _write(
-    folder: Path, name: str, version: str, tags: list[str], files: Mapping[str, bytes], about: Mapping[str, bytes]
+    folder: Path, name: str, version: str, tags: list[str], files: Mapping[str, bytes], dist_info: Mapping[str, bytes]
 ) -> Path:
+    """Write a wheel into `folder`, and return its path.
+
+    Args:
+        folder: The folder.
+        name: The name of the package.
+        version: The version of the package.
+        tags: The tags of the wheel's name: Python, ABI and platform.
+        files: The contents of the package's files, by path.
+        dist_info: The contents of the files in the folder `.dist-info`, by name, without `RECORD`.
+    """
     stem = f"{name.replace('-', '_')}-{version}"
-    entries = {**files, **{f"{stem}.dist-info/{path}": data for path, data in about.items()}}
+    entries = {**files, **{f"{stem}.dist-info/{path}": data for path, data in dist_info.items()}}
     record = io.StringIO()
     rows = csv.writer(record, lineterminator="\n")
     for path, data in entries.items():

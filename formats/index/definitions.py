@@ -423,6 +423,9 @@ def _build_definition(
     """Check the parts of an index definition, and return the definition without a name mapping.
 
     The kind and the state can be any JSON values, because they come from a property of the table.
+
+    Raises:
+        BadRequest: A part is invalid.
     """
     index_kind = KINDS.get(kind) if isinstance(kind, str) else None
     if index_kind is None:
@@ -483,7 +486,10 @@ def _check_measures(kind: IndexKind[Any, Any], measures: Sequence[Measure]) -> N
 def _pop_measures(content: dict[str, Any], schema: Schema, schemas: tuple[Schema, ...]) -> list[Measure]:
     """Remove the measures from the content of a definition, and return them.
 
-    At most one measure more than the limit is parsed. It is enough for the error of the later check.
+    At most one measure more than the limit is parsed, so that `_check_measures` detects that there are too many.
+
+    Raises:
+        BadRequest: A measure is invalid.
     """
     texts = content.pop(_MEASURES, [])
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
@@ -525,6 +531,9 @@ def _read_definition(name: str, text: str, schema: Schema, schemas: tuple[Schema
         text: The value of the property.
         schema: The current schema of the table.
         schemas: All schemas of the table, for columns that were dropped.
+
+    Raises:
+        BadRequest: The value is not a valid definition.
     """
     if len(text) > TEXT_MAX:
         raise BadRequest(f"The definition has {len(text)} characters; the limit is {TEXT_MAX} characters")
@@ -553,6 +562,9 @@ def _read_short_form(name: str, text: str, schema: Schema, schemas: tuple[Schema
     """Parse an index definition in the short form, such as `cube(a, b; count(*), shrink=10)`.
 
     Options may follow the columns or the measures. Options after the measures are read with the columns.
+
+    Raises:
+        BadRequest: The text is not a valid definition.
     """
     call = _SHORT_FORM.fullmatch(text)
     if call is None:

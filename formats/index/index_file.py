@@ -340,7 +340,12 @@ def read_header(tail: Part, file_size: int, location: str) -> IndexHeader:
 
 
 def _get_index_kind(table: PuffinBlobMetadata, blob: PuffinBlobMetadata, location: str) -> str:
-    """Return the index kind of a file, after checking the types and versions of both blobs."""
+    """Return the index kind of a file, after checking the types and versions of both blobs.
+
+    Raises:
+        Corrupt: A blob has a type that is not in index files.
+        UnknownVersion: A server of another version wrote a blob.
+    """
     for candidate in (table, blob):
         match = _TYPE.fullmatch(candidate.type)
         kind, version = (match[1], int(match[2])) if match else ("", 0)
@@ -387,7 +392,11 @@ def _read_number(properties: dict[str, str], name: str, location: str) -> int:
 
 
 def read_files(blob: Part, header: IndexHeader) -> FilesTable:
-    """Read the table of data files from `blob`, the first blob of an index file, and compare it with the footer."""
+    """Read the table of data files from `blob`, the first blob of an index file, and compare it with the footer.
+
+    Raises:
+        Corrupt: The table is damaged, or its numbers of files and rows are not those of the footer.
+    """
     table = FilesTable.decode(blob, header.location)
     if (len(table), table.rows) != (header.files, header.rows):
         counts = f"{len(table)} files of {table.rows} rows"

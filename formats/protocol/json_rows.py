@@ -32,6 +32,7 @@ def to_json_rows(batch: pa.RecordBatch) -> list[list[Any]]:
 
 
 def _to_json_column(column: pa.Array) -> list[Any]:
+    """Return the values of a column in their JSON form."""
     kind = column.type
     try:
         values: list[Any] = column.to_pylist()
@@ -43,7 +44,7 @@ def _to_json_column(column: pa.Array) -> list[Any]:
 
 
 def _format_times_of_any_year(column: pa.Array) -> list[str | None]:
-    """Format dates and timestamps of any year in the same way as Trino.
+    """Format dates and timestamps of any year in the same way as Trino. Nulls become None.
 
     Raises:
         ValueError: A nested value has a date or time outside the years 1 to 9999.

@@ -208,7 +208,7 @@ def check_namespace(path: tuple[str, ...]) -> tuple[str, ...]:
 def check_name(name: str, subject: str) -> str:
     """Check the name of a table, view, function or namespace level, and return it.
 
-    A name has 1 to 255 characters, no control characters, and is not a dot segment.
+    A name has 1 to 255 characters, no control characters or surrogates, and is not a dot segment.
 
     Raises:
         BadRequest: The name is invalid.
@@ -232,11 +232,11 @@ def check_route_prefix(prefix: str) -> str:
     The other catalog is not trusted, so its prefix must not lead to other paths of its host.
 
     Raises:
-        BadRequest: The prefix contains a dot segment, a query or a fragment.
+        BadRequest: The prefix contains a dot segment, a query, a fragment or a control character.
     """
     path = unquote(prefix)
     if _PATH_ENDS.search(prefix) or {".", ".."} & set(path.replace("\\", "/").split("/")):
-        raise BadRequest(f"The prefix {prefix[:100]!r} of its routes is not a plain path")
+        raise BadRequest(f"The prefix {prefix[:100]!r} of the other catalog's routes is not a plain path")
     return prefix
 
 

@@ -40,7 +40,7 @@ class Clock(Protocol):
     def uuid7(self) -> uuid.UUID:
         """Return a UUID that sorts by time (RFC 9562, version 7): its first 48 bits are `now_ms()`.
 
-        UUIDs of the same millisecond sort in the order in which the clock created them.
+        The first 4,096 UUIDs of a millisecond sort in the order in which the clock created them.
         """
 
 

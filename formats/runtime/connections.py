@@ -99,7 +99,7 @@ class DirectAnswers:
 def compute_connections_max(limit: int, *, files_each: int, minimum: int) -> int:
     """Return the maximum number of connections.
 
-    If this process can open fewer than `minimum` files, a warning is logged.
+    If the settings have no limit, and this process can open fewer than `minimum` files, a warning is logged.
 
     Args:
         limit: The limit in the settings. If it is 0, the connections can use half of the files that this process can
@@ -175,10 +175,10 @@ class Connection(RequestHandler):
 
     @property
     def idle_since(self) -> float | None:
-        """When the connection became idle, or None while a request is in flight.
+        """The time since which the connection is idle plus a constant, or None while a request is in flight.
 
         It is the time at which the base class would close the connection. This time is always equally long after the
-        last answer, so that comparisons of connections give the same order.
+        last answer, so it gives the same order of connections as the time of the answer.
         """
         is_waiting = self._waiter is not None and not self._waiter.done()
         return self._next_keepalive_close_time if is_waiting else None
@@ -286,6 +286,9 @@ class Connection(RequestHandler):
         """Return the answer to a request for which no handler returned an answer.
 
         The answer has no text of the exception, which may quote the request.
+
+        Raises:
+            ConnectionError: The response has already started.
         """
         if status == 400:
             self._all_connections.count_unreadable(self, exc)
@@ -357,9 +360,9 @@ class Connection(RequestHandler):
         return 0 if self.transport is None else self.transport.get_write_buffer_size()
 
     def _check_sent(self, previous_bytes: int) -> None:
-        """Abort the connection if the client has not read any part of the answer.
+        """Abort the connection if the client has read less than `_PROGRESS_BYTES` since the timer started.
 
-        A slow client is not interrupted, because a large answer may need several times the limit.
+        A slow client that reads more is not interrupted, because a large answer may need several times the limit.
 
         Args:
             previous_bytes: The number of bytes that waited to be sent when the timer started.
@@ -495,9 +498,10 @@ class Connections(web.Server):
         return len(self._open)
 
     def admit(self, connection: Connection | Handshake) -> bool:
-        """Return whether the connection is accepted.
+        """Count a new connection, and return True, or return False if it is refused.
 
-        At a limit, another connection without a request in flight is closed to make room.
+        At a limit, another connection without a request in flight is closed to make room. The connection is refused if
+        there is no such connection, or if the server shuts down.
         """
         address = connection.address
         if self.is_shut:
@@ -520,7 +524,7 @@ class Connections(web.Server):
         self._silent.pop(connection, None)
 
     def release(self, connection: Connection | Handshake) -> None:
-        """Stop counting a connection, which was closed."""
+        """Stop counting a connection, which was closed, or which the caller closes next."""
         if connection not in self._open:
             return
         self._open.discard(connection)
@@ -533,7 +537,7 @@ class Connections(web.Server):
             self._idle.pop(connection.address, None)
 
     def count_unreadable(self, connection: Connection, error: BaseException | None) -> None:
-        """Count a request that is not HTTP."""
+        """Count a request that is not HTTP, and log it at most once per interval."""
         self.answers.count_unreadable()
         self.note("request is not HTTP", connection.address, error=type(error).__name__)
 
@@ -640,7 +644,7 @@ class ConnectionRunner(web.AppRunner):
 
 
 def _trace_error(error: object) -> dict[str, Any]:
-    """Return the location of an exception, without its text."""
+    """Return the class and the stack trace of an exception, without its text, or no fields for any other value."""
     if not isinstance(error, BaseException):
         return {}
     return {"error": type(error).__name__, "at": "".join(traceback.format_tb(error.__traceback__))}

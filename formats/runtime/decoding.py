@@ -55,19 +55,19 @@ def convert_values(value: object, kind: type[T]) -> T: ...
 @overload
 def convert_values(value: object, kind: Any) -> Any: ...
 def convert_values(value: object, kind: Any) -> Any:
-    """Convert a value of dictionaries, lists and scalars to a type.
+    """Convert a value that consists of dictionaries, lists and scalars to a type.
 
     Raises:
         msgspec.ValidationError, RecursionError: The value does not have this type.
     """
-    _get_msgpack_decoder(kind)  # This call examines the type, which msgspec must not do in several threads at once.
+    _get_msgpack_decoder(kind)  # The first call for a type makes msgspec examine the type under the lock.
     return msgspec.convert(value, kind)
 
 
 def convert_attributes(value: object, kind: type[T]) -> T:
     """Return an object of the class `kind`. Its fields are the attributes of `value` with the same names.
 
-    The decoder is not used. Requesting it examines the class, which msgspec must not do in several threads at once.
+    The decoder is not used. The first request for it makes msgspec examine the class under the lock.
     """
     _get_msgpack_decoder(kind)
     return msgspec.convert(value, kind, from_attributes=True)

@@ -249,7 +249,8 @@ class TooManyRequests(RetryLater):
 class StorageFull(RetryLater):
     """A disk or database is full.
 
-    Clients do not repeat the request, because only an operator can free space.
+    Seamark's clients do not repeat the request, because only an operator can free space. Other clients receive a
+    temporary error with a time after which they may repeat it.
     """
 
     kind = "storage_full"

@@ -54,7 +54,7 @@ class FairLock:
         Args:
             holder: The client. It has only one place in the queue for the lock.
             work: A function that runs in the thread.
-            group: A group of holders. See `finish`.
+            group: A group of holders. See `run_to_end`.
         """
         return await self.run_to_end(holder, lambda: _in_thread(work), group=group)
 

@@ -23,7 +23,7 @@ from typing import Any
 class LazyModule:
     """A proxy of a module, which is imported when one of its attributes is first read.
 
-    The module can also be a module of this project that imports a large library.
+    It defers the import of a large library, or of a module of this project that imports a large library.
     """
 
     def __init__(self, name: str) -> None:
@@ -39,7 +39,7 @@ class LazyModule:
 
 
 async def load_modules(*modules: object) -> None:
-    """Import the lazy modules among some modules, in a thread.
+    """Import, in a thread, those of the given modules that are lazy and not imported yet.
 
     The import of an SQL parser takes a tenth of a second, in which the event loop could not serve clients.
     """
@@ -60,7 +60,8 @@ def make_lazy_getattr(
     Args:
         package: The name of the package.
         names: The names that each module offers, by module.
-        extra: The extra of the Python package that installs the libraries of these modules.
+        extra: The extra of the Python package that installs the libraries of these modules. With None, the error of
+            the import is not changed.
     """
     modules = {name: module for module, module_names in names.items() for name in module_names}
 

@@ -143,6 +143,9 @@ class RootFolder:
         """Return whether the path is a plain file.
 
         If the last component is a symbolic link, the path is not a plain file.
+
+        Raises:
+            SymbolicLinkError: A folder above the last component is a symbolic link.
         """
         try:
             descriptor = self.open(relative_path, os.O_PATH | os.O_NOFOLLOW)
@@ -158,6 +161,9 @@ class RootFolder:
         """Open the folder of a path, and yield its descriptor and the name of the path in it.
 
         The descriptor is only for operations on names (O_PATH).
+
+        Raises:
+            SymbolicLinkError: A component of the folder's path is a symbolic link.
         """
         folder, _, name = relative_path.rpartition("/")
         _check_path(relative_path)
@@ -168,7 +174,11 @@ class RootFolder:
             os.close(descriptor)
 
     def make_folders(self, relative_path: str) -> None:
-        """Create a folder and the folders above it, if they are missing."""
+        """Create a folder and the folders above it, if they are missing.
+
+        Raises:
+            SymbolicLinkError: One of the folders is a symbolic link.
+        """
         with contextlib.suppress(FileNotFoundError):
             os.close(self.open(relative_path, os.O_PATH | os.O_DIRECTORY))
             return
@@ -210,6 +220,9 @@ class RootFolder:
         """Return the descriptor that `open` returns, with a system call for each component of the path.
 
         It is used if the kernel has no openat2. Each folder is opened in its parent folder, without following links.
+
+        Raises:
+            SymbolicLinkError: A component of the path is a symbolic link.
         """
         if not relative_path:
             return os.open(self.real_path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -273,7 +286,11 @@ def _is_link(folder: int, name: str) -> bool:
 
 
 def _check_path(relative_path: str) -> None:
-    """Check that a path cannot leave the root. Raise ValueError if it can."""
+    """Check that a path cannot leave the root: it has no empty component, `.` or `..`.
+
+    Raises:
+        ValueError: The path has such a component.
+    """
     # Most paths have no dot after a slash, so this check needs only two searches.
     if (
         relative_path.startswith((".", "/"))
@@ -308,6 +325,10 @@ def _openat2(path: str, flags: int, mode: int) -> int:
 
     Python has no function for this system call, so it is called through the C library. A call that a signal interrupts
     (EINTR) is repeated.
+
+    Raises:
+        OSError: The system refuses the call, by ELOOP for a symbolic link.
+        ValueError: The path contains a null byte.
     """
     path_bytes = os.fsencode(path)
     if b"\x00" in path_bytes:

@@ -81,6 +81,9 @@ class Certificate:
             key: The key of the server.
             client_authorities: The authorities that sign certificates of clients. None: clients have no certificates.
             client_revocations: The revocation lists of these authorities. None: no certificate is revoked.
+
+        Raises:
+            ConfigError: A file cannot be used.
         """
         self._files = (certificate, key)
         self._client_authorities = client_authorities
@@ -101,6 +104,10 @@ class Certificate:
             self.login_context.sni_callback = self._request_certificate
         self._clients: WeakKeyDictionary[ssl.SSLObject, ClientCertificate] = WeakKeyDictionary()
         self._resumable: OrderedDict[bytes, ClientCertificate] = OrderedDict()
+        """The verified certificates of clients, by leaf certificate (DER). The last used certificate is last.
+
+        A resumed TLS session has no certificate chain, so the authority of its client is looked up here.
+        """
 
     def _load(
         self,
@@ -110,6 +117,9 @@ class Certificate:
         Returns:
             The TLS context for connections, the TLS context for logins of clients with certificates or None, the
             authorities of these certificates, and the revoked certificates or None.
+
+        Raises:
+            ConfigError: A file cannot be used.
         """
         context = _make_server_context(*self._files)
         if self._client_authorities is None:
@@ -133,7 +143,7 @@ class Certificate:
 
         Raises:
             Unauthenticated: After the handshake, the certificate was revoked, its authority was removed, or the
-                authority's revocation list was removed or went past its next update.
+                authority's revocation list was removed or has expired (the time of its field `nextUpdate` has passed).
         """
         client = self._clients.get(connection)
         if client is None:
@@ -159,6 +169,9 @@ class Certificate:
         """Return the certificate and its authority.
 
         A resumed session has no chain, so the chain of its first connection is used.
+
+        Raises:
+            Unauthenticated: The chain of the first connection is no longer known.
         """
         chain = _read_verified_chain(connection)
         client = ClientCertificate(leaf, chain[-1]) if chain else self._resumable.get(leaf)
@@ -182,6 +195,7 @@ class Certificate:
         except ConfigError as error:
             _log.error("the new certificate cannot be used; the previous certificate stays in use", error=error.message)
         else:
+            # Other workers may still present the previous certificate, so `leaves` returns it too.
             self._leaves = [self._leaves[-1], _read_leaf(self._files[0])]
             _log.info("the certificate was loaded again", file=str(self._files[0]))
 
@@ -226,7 +240,8 @@ def _read_file_states(paths: Sequence[Path]) -> list[tuple[int, int, int]]:
 def _read_verified_chain(connection: ssl.SSLObject) -> list[bytes]:
     """Return the chain (DER) that the handshake verified, from the client's certificate to a trusted certificate.
 
-    Python 3.13 has a public method. Earlier versions have it only on the inner object.
+    Python 3.13 has a public method. Earlier versions have it only on the inner object. The list is empty if there is no
+    such method, or if the connection has no verified chain.
     """
     source: Any = connection if hasattr(connection, "get_verified_chain") else getattr(connection, "_sslobj", None)
     if source is None or not hasattr(source, "get_verified_chain"):
@@ -301,6 +316,9 @@ def _make_login_context(
     A client can have no certificate, because the server's own processes and probes have none. A certificate of another
     authority, or an expired or revoked one, fails the handshake. There are no session tickets, because a ticket would
     still be accepted after its certificate has expired.
+
+    Raises:
+        ConfigError: A file cannot be used.
     """
     context = _make_server_context(certificate, key)
     try:
@@ -325,7 +343,7 @@ def _load_revocations(context: ssl.SSLContext, path: Path) -> None:
     compared.
 
     Raises:
-        ConfigError: The file has no list, or has a certificate, which the server would trust.
+        ConfigError: The file cannot be read, has no list, or has a certificate, which the server would trust.
     """
     stats_before = context.cert_store_stats()
     try:
@@ -366,7 +384,10 @@ class _IdentifiedContext(ssl.SSLContext):
             ) from None
 
     def _reload(self) -> None:
-        """Load the certificate again if its files have changed. If they are invalid, keep the old certificate."""
+        """Load the certificate again if its files have changed. If they are invalid, keep the old certificate.
+
+        Invalid files are read again for the next connection.
+        """
         state = _read_file_states(self._files)
         if state == self._file_state:
             return

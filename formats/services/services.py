@@ -48,7 +48,7 @@ def _require_statistics(name: str) -> Requirement:
 
 
 def _require_column_name(properties: Mapping[str, str]) -> str | None:
-    """Check that the time column has a name. This is a `Requirement`."""
+    """Return what the time column must be, or None if it has a name. This is a `Requirement`."""
     return None if properties[column_ttl.TIME_COLUMN].strip() else "the name of a column"
 
 

@@ -96,7 +96,7 @@ def parse_stored_location(text: str, subject: str = "The location") -> Location:
 
 
 def add_scheme(text: str) -> str:
-    """Add the scheme of local files to a location in a file of a table if it has no scheme."""
+    """Return the location, with the scheme of local files added if it is a path that begins with a slash."""
     return f"{LOCAL}://{text}" if text.startswith("/") else text
 
 
@@ -114,7 +114,10 @@ def _parse_checked(text: str, subject: str, refused_marks: tuple[tuple[str, str]
     Args:
         text: The location.
         subject: The beginning of error messages, such as "The location".
-        refused_marks: The marks that the location must not contain, such as `?`, each with its name.
+        refused_marks: The characters that the location must not contain, such as `?`, each with its name.
+
+    Raises:
+        BadRequest: The location is invalid. The message begins with `subject`.
     """
     if len(text) > LOCATION_CHARS_MAX:
         raise BadRequest(f"{subject} has {len(text)} characters; the limit is {LOCATION_CHARS_MAX} characters")
@@ -140,9 +143,12 @@ def _parse_checked(text: str, subject: str, refused_marks: tuple[tuple[str, str]
 
 
 def _check_segments(path: str, subject: str, shown_location: str) -> None:
-    """Check that no reader can find an empty segment, `.` or `..` in a path.
+    """Check that a path has no empty segment, and that no reader can find a segment `.` or `..` or a NUL in it.
 
-    Readers may decode percent escapes several times, so the path is checked after each decoding.
+    Readers may decode percent escapes several times, so the last two checks are repeated after each decoding.
+
+    Raises:
+        BadRequest: The path has such a segment or a NUL, or is percent-encoded too often.
     """
     if not path:
         return
@@ -164,8 +170,9 @@ def _check_segments(path: str, subject: str, shown_location: str) -> None:
 
 
 def make_location_key(location: Location) -> str:
-    """Return the canonical key of a location, which is equal for all spellings that any reader treats as the same
-    location.
+    """Return the canonical key of a location.
+
+    The key is equal for all spellings that any reader treats as the same location.
 
     Percent escapes are decoded. For files, symbolic links are resolved, and letters are composed and case-folded,
     because some file systems ignore these differences. The function reads the file system. For files below a root of

@@ -21,7 +21,9 @@ class LocalFiles(StorageRules):
     """Files on this machine: `file:///path`."""
 
     scheme = LOCAL
+    # A path can contain symbolic links, so the server checks locations for them.
     has_links = True
+    # Some file systems treat names as equal that differ only in case, so such names count as the same location.
     ignores_case = True
 
     @property

@@ -137,7 +137,8 @@ class AuditLog:
     def _record_refusal_counts(self, *, closing: bool = False) -> None:
         """Queue a record with the number of unwritten refusals of each client in the last minute.
 
-        Only the first refusals of a client are written one by one, so that a client cannot fill the log.
+        Only the first refusals of a client are written one by one, so that a client cannot fill the log. If the queue
+        is full, a record is dropped and counted in `dropped`.
 
         Args:
             closing: Whether to queue the records before the minute has ended.
@@ -168,7 +169,10 @@ class AuditLog:
         return str(uuid.UUID(int=self._last_id))
 
     async def write(self) -> None:
-        """Write queued records in batches, each in one transaction, until the task is cancelled."""
+        """Write queued records in batches, each in one transaction, until the task is cancelled.
+
+        If no record arrives for `_COUNTED_EVERY_S`, queue the records with the numbers of refusals that are due.
+        """
         while True:
             try:
                 async with asyncio.timeout(_COUNTED_EVERY_S):
@@ -184,6 +188,7 @@ class AuditLog:
                 self._queue.task_done()
 
     async def _save(self, records: tuple[AuditRecord, ...]) -> None:
+        """Write records in one transaction. After an error, try again until the write succeeds."""
         # The write can be repeated after an unknown outcome, because a record with an existing id is not inserted
         # again.
         while True:
@@ -212,7 +217,10 @@ class AuditLog:
 
 
 def classify_outcome(status: int, kind: str | None) -> str:
-    """Return the outcome: allowed, denied, or failed:<kind of the error>."""
+    """Return the outcome: allowed, denied, or failed:<kind of the error>.
+
+    Without a kind, the status of the answer replaces it.
+    """
     if status in _DENIED:
         return "denied"
     return "allowed" if status < 400 else f"failed:{kind or status}"

@@ -105,7 +105,7 @@ class Authenticator:
             statement_tokens: The logins of SQL statements.
             verifiers: The verifiers of OIDC issuers, by URL.
             certificates: Finds the principals of client certificates. If it is None, certificates are not logins.
-            warehouse_store: The pointer store of an additional warehouse of the server, which contains the grants. The
+            warehouse_store: The pointer store of a further warehouse of the server, which contains the grants. The
                 rights that a token states do not count there. It is None for the server's own warehouse.
         """
         self._settings = settings
@@ -234,7 +234,7 @@ class Authenticator:
             raise Unauthenticated(f"The token is unknown: it is neither a token of this server nor a JWT; {_HOWTO}")
         parsed_token = jwt.parse_token(bearer)
         if self.issuer.is_ours(parsed_token):
-            return await self._log_in_issued(bearer, parsed_token, expired_too=False)
+            return await self._log_in_by_access_token(bearer, parsed_token, accepts_expired=False)
         if not self._verifiers:
             raise Unauthenticated("The token is from another issuer; this server accepts only its own tokens")
         url = parsed_token.claims.get("iss")
@@ -253,17 +253,28 @@ class Authenticator:
         self._check_tokens_accepted()
         return await self._log_in_by_token(await self._store.find_token_by_digest(compute_digest(secret)))
 
-    async def find_expired_login(self, bearer: str) -> Login:
+    async def find_expired_login(self, access_token: str) -> Login:
         """Return the login of an access token of this server, even if the token has expired.
 
-        The bearer token from which it was made must still be valid. Call this method only for a client that has also
-        presented the bearer token, because an expired access token alone is not a login.
+        The login token from which the access token was made must still be valid. Call this method only for a client
+        that has also presented the login token, because an expired access token alone is not a login.
         """
-        return await self._log_in_issued(bearer, jwt.parse_token(bearer), expired_too=True)
+        return await self._log_in_by_access_token(access_token, jwt.parse_token(access_token), accepts_expired=True)
 
-    async def _log_in_issued(self, bearer: str, parsed_token: jwt.Unverified, *, expired_too: bool) -> Login:
+    async def _log_in_by_access_token(
+        self, access_token: str, parsed_token: jwt.Unverified, *, accepts_expired: bool
+    ) -> Login:
+        """Return the login of an access token that this server issued.
+
+        The login expires as soon as the access token expires, or the login token from which it was made.
+
+        Args:
+            access_token: The access token.
+            parsed_token: The parsed access token.
+            accepts_expired: Whether an expired access token is accepted.
+        """
         self._check_tokens_accepted()
-        claims = self.issuer.check(bearer, parsed_token, expired_too=expired_too)
+        claims = self.issuer.check(access_token, parsed_token, accepts_expired=accepts_expired)
         if not claims.digest:
             raise Unauthenticated("The token was issued while this server required no login; get a new token")
         login = await self._log_in_by_token(await self._store.find_token_by_digest(claims.digest))

@@ -21,7 +21,7 @@ database only if the grants are not sufficient, to determine whether the princip
 | privileges on the server | tokens, replicas and warehouses |
 
 Each warehouse has its own catalog, and a grant in one warehouse gives no rights in another. Tokens, replicas and
-warehouses belong to the server, so no principal has a right on them in an additional warehouse (`WarehouseAuthorizer`).
+warehouses belong to the server, so no principal has a right on them in a further warehouse (`WarehouseAuthorizer`).
 
 A drop needs only `drop`, because it can be undone. `purgeRequested` on a drop also needs only `drop`, because files
 stay until the retention ends. An operation on several objects needs its privileges on each object, and the caller
@@ -79,7 +79,7 @@ class Rule(msgspec.Struct, frozen=True):
     bits: int
     """The privileges that the operation needs."""
     scope: Scope = Scope.OBJECT
-    read_only: bool = False
+    audited_as_read: bool = False
     """Whether the audit log does not record the operation as a change, although it needs more than `read`."""
     recorded: bool = False
     """Whether the audit log records the operation, even though it changes nothing."""
@@ -126,18 +126,18 @@ def _make_rules() -> dict[str, Rule]:
         rules[name] = Rule(CREATE | WRITE, Scope.CATALOG)
     for name in ("runStatement", "cancelStatement", "aggregate"):
         rules[name] = Rule(READ, recorded=True)
-    # With `read_only`, the audit log does not record the operation as a change.
+    # `audited_as_read`: the audit log does not record the operation as a change, although it needs more than `read`.
     for name in ("appendRows", "appendRowsToTables"):
-        rules[name] = Rule(WRITE, read_only=True)
-    rules["makePlanView"] = Rule(READ | CREATE, read_only=True)
+        rules[name] = Rule(WRITE, audited_as_read=True)
+    rules["makePlanView"] = Rule(READ | CREATE, audited_as_read=True)
     for name in ("adviseTtl", "takeRewriteLease"):
-        rules[name] = Rule(MAINTAIN, read_only=True)
-    rules["listAudit"] = Rule(MANAGE_GRANTS, Scope.WAREHOUSE, read_only=True)
+        rules[name] = Rule(MAINTAIN, audited_as_read=True)
+    rules["listAudit"] = Rule(MANAGE_GRANTS, Scope.WAREHOUSE, audited_as_read=True)
     for name in ("createToken", "revokeToken"):
         rules[name] = Rule(MANAGE_GRANTS, Scope.SERVER)
-    rules["listTokens"] = Rule(MANAGE_GRANTS, Scope.SERVER, read_only=True)
+    rules["listTokens"] = Rule(MANAGE_GRANTS, Scope.SERVER, audited_as_read=True)
     for name in ("listReplicas", "listWarehouses", "loadWarehouse"):
-        rules[name] = Rule(BROWSE, Scope.SERVER, read_only=True)
+        rules[name] = Rule(BROWSE, Scope.SERVER, audited_as_read=True)
     rules["createWarehouse"] = Rule(CREATE, Scope.SERVER)
     rules["putWarehouse"] = Rule(CREATE | WRITE, Scope.SERVER)
     rules["dropWarehouse"] = Rule(DROP, Scope.SERVER)
@@ -159,12 +159,13 @@ def find_rule(operation: str) -> Rule:
 
 
 def is_audited_change(operation: str) -> bool:
-    """Return whether the operation changes something that the audit log records.
+    """Return whether the audit log records the operation as a change.
 
+    These are the operations that need more privileges than the role reader has, except those with `audited_as_read`.
     The result is True for unknown operations.
     """
     rule = find_rule(operation)
-    return not rule.read_only and bool(rule.bits & ~_READER)
+    return not rule.audited_as_read and bool(rule.bits & ~_READER)
 
 
 def needs_writer(operation: str) -> bool:
@@ -192,7 +193,8 @@ class Authorizer(ABC):
     async def allows_somewhere(self, principal: Principal, operation: str) -> bool:
         """Return whether `principal` may do `operation` on at least one object.
 
-        The method does not list objects, so the result may be True if an object that it allows does not exist.
+        The method does not list objects. So the result may also be True if the grants of the principal concern only
+        objects that do not exist.
         """
 
     @abstractmethod
@@ -214,7 +216,10 @@ class Authorizer(ABC):
 
     @abstractmethod
     def allows_everywhere(self, principal: Principal, operation: str, namespace: NamespacePath) -> bool:
-        """Return whether `principal` may certainly do `operation` on every object in a namespace."""
+        """Return whether `principal` may certainly do `operation` on every object in a namespace.
+
+        If the result is False, the caller must check each object.
+        """
 
     @abstractmethod
     def list_visible_children(self, principal: Principal, parent: NamespacePath) -> frozenset[str] | None:
@@ -222,18 +227,18 @@ class Authorizer(ABC):
 
     @abstractmethod
     def list_readable_namespaces(self, principal: Principal) -> list[NamespacePath] | None:
-        """Return namespaces that contain all readable objects, or None if the authorizer does not know them."""
+        """Return namespaces outside of which `principal` can read no object, or None for all namespaces."""
 
     @abstractmethod
     def list_writable_namespaces(self, principal: Principal) -> tuple[NamespacePath, ...] | None:
         """Return the namespaces in whose locations `principal` may place objects. None means the whole warehouse."""
 
     @abstractmethod
-    def list_owning_namespaces(self, principal: Principal) -> tuple[NamespacePath, ...]:
+    def list_namespaces_granting_ownership(self, principal: Principal) -> tuple[NamespacePath, ...]:
         """Return the namespaces such that `principal` becomes the owner of the objects that it creates in them."""
 
     @abstractmethod
-    def list_reusing_namespaces(self, principal: Principal) -> tuple[NamespacePath, ...]:
+    def list_namespaces_for_location_reuse(self, principal: Principal) -> tuple[NamespacePath, ...]:
         """Return the namespaces in which `principal` may create objects at the locations of dropped objects.
 
         These are namespaces in which the principal may create and write every object. It already has access to the
@@ -304,14 +309,14 @@ class Authorizer(ABC):
 
 
 def describe_need(bits: int) -> str:
-    """Return the privileges that an operation needs, and the role with these privileges, for messages."""
+    """Return the privileges that an operation needs, and the smallest role with these privileges, for messages."""
     names = list_names(bits)
     role = find_smallest_role(bits)
     return f"the privilege{'s' if len(names) > 1 else ''} {' and '.join(names)}, as in the role {role}"
 
 
 def format_grant_command(principal: Principal, bits: int, securable: Securable) -> str:
-    """Return the command with which an admin grants the privileges on an object."""
+    """Return the command with which an admin grants a privilege, or the smallest role with several privileges."""
     names = list_names(bits)
     right = names[0] if len(names) == 1 else find_smallest_role(bits)
     command = f"seamark grant add {shlex.quote(principal.name)} {right}"
@@ -361,7 +366,10 @@ class GrantAuthorizer(Authorizer):
         return results
 
     async def _list_owned(self, principal: Principal, operation: str, securable: Securable) -> list[Grant]:
-        """Return the grants by which the principal owns the object, or owns objects of a namespace to list."""
+        """Return the grants by which the principal owns the object.
+
+        For a listing of a namespace, they are the grants by which it owns objects in the namespace.
+        """
         rule = find_rule(operation)
         # Owners have rights only on tables, views and functions of a namespace, so other operations need no query.
         if self._store is None or rule.scope not in (Scope.OBJECT, Scope.LISTING) or not securable.namespace:
@@ -388,6 +396,11 @@ class GrantAuthorizer(Authorizer):
     async def explain_refusal(
         self, principal: Principal, operation: str, securable: Securable, *, names_entry: bool = False
     ) -> str:
+        """Return a message that names either the denial of the operation, or the missing right and how to grant it.
+
+        If `names_entry` is true, the message may name a table, view or function. Otherwise, it names only the
+        namespace.
+        """
         rule = find_rule(operation)
         # The entry to create need not exist, so a right to create is granted on the namespace.
         names_entry = names_entry and rule.scope is Scope.OBJECT and not rule.bits & CREATE
@@ -408,6 +421,7 @@ class GrantAuthorizer(Authorizer):
         if denied_bits & rule.bits:
             names = " and ".join(list_names(denied_bits & rule.bits))
             return f"{principal.name} may not {operation}{place}: a grant denies it {names} there"
+        # With the right on the whole catalog, only a denial below the catalog can be the reason.
         if rule.scope is Scope.CATALOG and decisions.have_privileges(principal.grants, WAREHOUSE, rule.bits):
             return f"{principal.name} may not {operation}{place}: an object in the namespace is denied to it"
         return (
@@ -423,6 +437,10 @@ class GrantAuthorizer(Authorizer):
         return decisions.list_visible_children(principal.grants, parent)
 
     def list_readable_namespaces(self, principal: Principal) -> list[NamespacePath] | None:
+        """Return the namespaces in which a grant lets `principal` read, or None if it may read in all namespaces.
+
+        Denials below these namespaces are not considered, so the caller must still check each object.
+        """
         grants = principal.grants
         if decisions.have_privileges(grants, WAREHOUSE, READ):
             return None
@@ -434,23 +452,24 @@ class GrantAuthorizer(Authorizer):
             return None
         return tuple(decisions.list_namespaces_with(principal.grants, CREATE | WRITE))
 
-    def list_owning_namespaces(self, principal: Principal) -> tuple[NamespacePath, ...]:
+    def list_namespaces_granting_ownership(self, principal: Principal) -> tuple[NamespacePath, ...]:
         return tuple(decisions.list_namespaces_with(principal.grants, OWN_CREATED))
 
-    def list_reusing_namespaces(self, principal: Principal) -> tuple[NamespacePath, ...]:
+    def list_namespaces_for_location_reuse(self, principal: Principal) -> tuple[NamespacePath, ...]:
         """Return the namespaces in which `principal` may create objects at the locations of dropped objects."""
         # A denial may concern the dropped object, under its last name or an earlier name.
         if any(grant.deny for grant in principal.grants) and not decisions.have_privileges(
             principal.grants, WAREHOUSE, MANAGE_GRANTS
         ):
             return ()
-        # Do not trust ownership: the owner may have recreated the namespace after it was dropped with tables of others.
+        # Do not trust ownership: the namespace may have been dropped with tables of others, and created again by its
+        # present owner.
         grants = [grant for grant in principal.grants if grant.role != OWNER]
         return tuple(decisions.list_namespaces_with(grants, CREATE | WRITE))
 
 
 class WarehouseAuthorizer(GrantAuthorizer):
-    """The authorizer of an additional warehouse of a server.
+    """The authorizer of a further warehouse of a server.
 
     It denies operations on tokens, replicas and warehouses, because these belong to the server.
     """

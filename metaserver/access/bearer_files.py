@@ -11,7 +11,7 @@ def read_bearer_token(path: Path) -> str:
     """Return the bearer token in a file.
 
     Raises:
-        ValueError: The file has no single line of printable ASCII.
+        ValueError: The file has no single line of printable ASCII, or is too long.
         OSError: The file cannot be read.
     """
     with path.open("rb") as file:

@@ -94,6 +94,15 @@ class GatewayKeys:
         """Return keys with which a client can read, or also write, the files of a table through the gateway.
 
         The session token contains the grant and a signature, so the server stores nothing.
+
+        Args:
+            table_uuid: The UUID of the table.
+            location: The location of the table. The keys are valid for the objects below it.
+            writable: Whether the client may also write files.
+            principal_name: The principal that receives the keys.
+            pinned: Whether the gateway pins the table's objects in its cache.
+            staged: Whether the table has no name yet.
+            namespace: The namespace on which the principal has rights.
         """
         grant = ObjectGrant(
             table_uuid, location, writable, principal_name, self._get_expiry_ms(), pinned, staged, namespace
@@ -128,7 +137,11 @@ class GatewayKeys:
         return grant_and_secret
 
     def _verify(self, token: str, access_key_id: str) -> tuple[ObjectGrant, str]:
-        """Check the signature of a token and its access key, without the cache. The expiry is not checked."""
+        """Check the signature of a token and its access key, without the cache. The expiry is not checked.
+
+        Raises:
+            Forbidden: The catalog did not issue the token, or it belongs to a different access key.
+        """
         try:
             if len(token) > TOKEN_CHARS_MAX:
                 raise ValueError
@@ -170,7 +183,7 @@ class ExpiredGrant(Forbidden):
 
 
 def find_warehouse_id(token: str) -> str:
-    """Return the id of the further warehouse that a token names, or an empty text if it names none.
+    """Return the id of the further warehouse in a token, or an empty text for the server's own warehouse.
 
     The token is not verified.
     """

@@ -32,7 +32,7 @@ PURPOSE = "access-token"
 _ALGORITHM = "HS256"
 
 
-class Issued(msgspec.Struct, frozen=True):
+class AccessTokenClaims(msgspec.Struct, frozen=True):
     """The claims of an access token of this server whose signature was verified."""
 
     name: str
@@ -58,7 +58,7 @@ class Issuer:
     def issue(self, token: AccessToken | None, until_ms: int | None = None) -> tuple[str, int]:
         """Return a JWT, and its lifetime in seconds.
 
-        The JWT expires at the latest with `token`, and at `until_ms`.
+        The JWT expires at the latest with `token`, and at `until_ms`. Its lifetime is at least 1 s.
 
         Args:
             token: The bearer token from which the JWT is made, or None for a client of a server without logins.
@@ -84,22 +84,24 @@ class Issuer:
     def is_ours(self, parsed_token: jwt.Unverified) -> bool:
         return parsed_token.claims.get("iss") == ISSUER
 
-    def check(self, token: str, parsed_token: jwt.Unverified, *, expired_too: bool = False) -> Issued:
+    def check(self, token: str, parsed_token: jwt.Unverified, *, accepts_expired: bool = False) -> AccessTokenClaims:
         """Check that this server signed the token, and return its claims.
 
         Args:
-            expired_too: Whether to accept an expired token.
+            accepts_expired: Whether to accept an expired token.
 
         Raises:
-            Unauthenticated: This server did not sign the token, or the token has expired.
+            Unauthenticated: This server did not sign the token, the token is not an access token, or it has expired.
         """
         claims = jwt.verify_and_read_claims(token, parsed_token, self._find_key(parsed_token), _ALGORITHM)
         name, digest = claims.get("sub"), claims.get("token")
         if claims.get("aud") != ISSUER or not isinstance(name, str) or not isinstance(digest, str):
             raise Unauthenticated("The token is from this server but is not an access token")
-        if expired_too:
-            return Issued(name, digest, None)
-        return Issued(name, digest, jwt.check_times(claims, self._clock.now_ms(), early_s=self._leeway_s, late_s=0))
+        if accepts_expired:
+            return AccessTokenClaims(name, digest, None)
+        return AccessTokenClaims(
+            name, digest, jwt.check_times(claims, self._clock.now_ms(), early_s=self._leeway_s, late_s=0)
+        )
 
     def _find_key(self, parsed_token: jwt.Unverified) -> jwk.OctKey:
         if parsed_token.header.get("alg") != _ALGORITHM:

@@ -74,7 +74,7 @@ class Keyring:
         return usable_keys[-1].id, self._derive(purpose, usable_keys[-1])
 
     def find_verification_key(self, purpose: str, key_id: bytes) -> bytes | None:
-        """Return the key for `purpose`, derived from the key with this id, or None if the key is unknown or too old."""
+        """Return the key for `purpose`, derived from the key with this id, or None if the keyring has no such key."""
         derived_key = self._derived_keys.get((purpose, key_id))
         if derived_key is not None:
             return derived_key
@@ -100,7 +100,8 @@ class StoredKeyring(Keyring):
         """Load the keys of other replicas. If a new key is due, create it.
 
         Raises:
-            ConfigError: The stored keys are encrypted with a key that this server does not have.
+            ConfigError: The stored keys are encrypted with a key that this server does not have, or other replicas
+                replace the keys in every attempt.
         """
         for _ in range(_LOAD_TRIES_MAX):
             stored_secret = await self._store.load_secret(SECRET_NAME)
@@ -141,6 +142,9 @@ async def renew_keys(settings: Settings, store: PointerStore, clock: Clock) -> s
 
     Returns:
         The description of the key that encrypts the new keys.
+
+    Raises:
+        ConfigError: Other replicas replace the keys in every attempt.
     """
     protector = _open_protector(settings, clock, create=True)
     new_secret = await protector.seal(msgspec.msgpack.encode((_make_key(clock, 0),)), _SECRET_PURPOSE)

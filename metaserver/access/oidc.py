@@ -127,7 +127,10 @@ class Oidc:
             raise Unauthenticated(f"The token's principal is invalid: {error.message}") from None
 
     def _read_roles(self, claims: dict[str, Any], name: str) -> list[Grant]:
-        """Return the roles in the roles claim as grants. Unknown entries, which other services use, are ignored."""
+        """Return the first `_ROLES_MAX` entries of the roles claim as grants, without entries that are not roles.
+
+        Such entries may be for other services.
+        """
         if not self._settings.roles_claim:
             return []
         value = _find_claim(claims, self._settings.roles_claim)
@@ -184,7 +187,11 @@ class Oidc:
         return float("inf") if since_s is None else self._clock.monotonic() - since_s
 
     async def _refresh(self, kid: str | None) -> None:
-        """Fetch new keys. Concurrent requests share one fetch. If the fetch fails, keep the old keys."""
+        """Fetch new keys. Concurrent requests share one fetch. If the fetch fails, keep the old keys.
+
+        Raises:
+            RetryLater: The last fetch failed, and the old keys are older than `STALE_S` or do not include `kid`.
+        """
         if (
             self._fetch_lock.locked()
             and self._find_published_key(kid) is not None

@@ -166,7 +166,7 @@ def check_grantable_role(text: str) -> str:
     """Check that a text is a role or privilege that a grant can give, and return it.
 
     Raises:
-        BadRequest: The text is neither a privilege, nor a fixed role, nor a role of the operator.
+        BadRequest: The text is neither a privilege, nor a fixed role, nor `role:` and a valid name.
     """
     if text.startswith(ROLE_PREFIX):
         check_token_name(text.removeprefix(ROLE_PREFIX))
@@ -190,7 +190,7 @@ def make_grant(
     """Check the parts of a grant, and return it.
 
     Args:
-        principal: The login, the group, or the role of the operator that gets the right.
+        principal: The principal that gets the right: a login, a group, or a role that the operator defines.
         role: The privilege or the role.
         namespace: The namespace of the object. An empty path means the whole catalog.
         kind: The kind of the object.
@@ -249,7 +249,7 @@ def show_path(path: NamespacePath) -> str:
 
 
 def parse_role(text: str) -> tuple[Role, NamespacePath]:
-    """Parse a role and a namespace in a text such as `writer:a.b`.
+    """Parse a role and a namespace in a text such as `writer:a.b`. Without a colon, the role is for the whole catalog.
 
     Raises:
         BadRequest: The text is invalid. An invalid namespace never means the whole catalog.

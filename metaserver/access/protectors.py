@@ -135,7 +135,13 @@ def make_encryption_key(clock: Clock) -> str:
 
 
 def _create_key_file(path: Path, clock: Clock) -> None:
-    """Create the file atomically, because other workers and replicas may read or create it at the same time."""
+    """Create the file atomically, because other workers and replicas may read or create it at the same time.
+
+    A file that another process has created stays.
+
+    Raises:
+        ConfigError: The file cannot be created.
+    """
     text = "# Encrypts the signing keys in Seamark's database. Keep it secret, and apart from copies of the database.\n"
     temporary_path = path.with_name(f".{path.name}-{clock.draw_bytes(8).hex()}")
     try:

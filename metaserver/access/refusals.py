@@ -15,7 +15,7 @@ _OTHERS = "others"
 
 
 class UnrecordedRefusals(msgspec.Struct, frozen=True):
-    """The number of a client's refusals in one window that were only counted."""
+    """The number of a client's refused requests in one minute that were counted, but not recorded individually."""
 
     principal_name: str
     remote: str
@@ -39,6 +39,9 @@ class Refusals:
 
     def count_and_check_limit(self, principal: str, remote: str, *, unauthenticated: bool) -> bool:
         """Count one refusal, and return whether the limit allows to record it individually.
+
+        If `keys_max` clients are counted already, the further authenticated clients share one count, and the further
+        unauthenticated clients share one count for each principal name.
 
         The caller must call `end_window_if_due` first, so that the count is that of the current window.
         """

@@ -32,7 +32,7 @@ TTL_S_MAX = 100 * 366 * 86400
 
 
 def compute_digest(secret: str) -> str:
-    """Return the hexadecimal SHA-256 of a secret, which the store contains."""
+    """Return the hexadecimal SHA-256 of a secret. The store contains this digest instead of the secret."""
     return hashlib.sha256(secret.encode(errors="surrogateescape")).hexdigest()
 
 

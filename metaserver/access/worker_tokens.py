@@ -111,6 +111,8 @@ class _SignedTokens:
         """Return the claims of a token.
 
         Args:
+            token: The token.
+            kind: The class of the claims.
             expiry_message: The message for an expired token.
 
         Raises:

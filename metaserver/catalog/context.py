@@ -156,6 +156,7 @@ class CatalogContext:
             uuid: The UUID of the entry, which the metadata of a table may lack.
 
         Raises:
+            BadRequest: A location is outside the warehouse, or a property is invalid.
             Forbidden: The caller is confined to some namespaces, and a location is outside them. The same
                 error is raised if another namespace has or had the entry, or if the entry has earlier locations there.
         """
@@ -216,14 +217,17 @@ class CatalogContext:
 
         Raises:
             Forbidden: An operation adds to a namespace that has reached its limit.
-            CommitUnknown: The reply was lost, and the query for the instant failed as well. The caller must not delete
-                any file of the transaction.
+            CommitConflict: The reply was lost, and a change of a pointer was rolled back.
+            RetryLater: The reply was lost, and a transaction without a change of a pointer was rolled back.
+            CommitUnknown: The reply was lost, and all queries for the instant failed, or no operation records an
+                instant. The caller must not delete any file of the transaction.
         """
         await self.sizes.check_and_count_additions(self.store, self.settings, self.clock, operations)
         instant = next((operation.instant for operation in operations if isinstance(operation, RecordInstant)), None)
         try:
             await self.store.transact(operations)
         except CommitUnknown:
+            # A conflict is the error of a commit. For other requests, clients take a conflict for an existing name.
             is_pointer_swapped = any(isinstance(operation, SwapPointer) for operation in operations)
             if instant is None or not await self._settle_commit(
                 instant, CommitConflict if is_pointer_swapped else RetryLater
@@ -232,7 +236,7 @@ class CatalogContext:
         if instant is not None:
             self.timeline.notify()
 
-    def create_entry(self, caller: Caller, entry: Entry) -> list[Operation]:
+    def make_create_operations(self, caller: Caller, entry: Entry) -> list[Operation]:
         """Return the operations that create an entry, and make the caller its owner if its rights include this."""
         return [CreateEntry(entry=entry), *make_owner(caller, entry.namespace, entry.kind.value, entry.name)]
 
@@ -254,16 +258,22 @@ class CatalogContext:
     async def _settle_commit(self, instant: Instant, rollback_error: type[SeamarkError]) -> bool:
         """Settle a transaction with a lost reply, and return whether it was committed.
 
-        The result is False if the database does not answer. The transaction may still be running in the database.
-        Therefore the method inserts a rolled-back instant with the same id as the transaction's instant, which is its
-        record in the timeline. If the insert succeeds, the lost transaction can no longer commit. If the id exists, the
-        transaction has committed.
+        The transaction may still be running in the database. Therefore the method inserts a rolled-back instant with
+        the same id as the transaction's instant, which is its record in the timeline. If the insert succeeds, the lost
+        transaction can no longer commit. If the id exists, the transaction has committed.
 
         Args:
             instant: The instant that the transaction records.
             rollback_error: The error to raise if the transaction was not committed and can no longer commit. It is a
                 conflict for a commit. For other requests it is not, because clients interpret a conflict as an existing
                 name.
+
+        Returns:
+            True if the transaction was committed. False if the outcome is unknown, because the database does not
+            answer.
+
+        Raises:
+            SeamarkError: The error of the type `rollback_error`.
         """
         for attempt in range(1, _SETTLE_TRIES_MAX + 1):
             try:
@@ -282,6 +292,9 @@ class CatalogContext:
 
         Returns:
             Whether the transaction had committed before. Then nothing is recorded.
+
+        Raises:
+            CommitUnknown: The id exists, but its instant cannot be read.
         """
         tombstone = structs.replace(
             instant, state=InstantState.ROLLED_BACK, completed_ms=self.clock.now_ms(), fingerprint=None
@@ -341,6 +354,10 @@ class CatalogContext:
         """Return the location of a new table, view or function.
 
         The location is the requested location, after checks, or a new folder below the location of the namespace.
+
+        Raises:
+            BadRequest: The requested location is outside the warehouse.
+            Forbidden: The requested location is outside the caller's grants.
         """
         if requested_location:
             location = requested_location.rstrip("/") or requested_location
@@ -385,7 +402,7 @@ class CatalogContext:
         requested_ms: int,
         changes: PropertyChanges | None = None,
     ) -> RecordInstant:
-        """Return the operation that records a completed instant of a namespace. The instant ends now.
+        """Return the operation that records a completed instant of a namespace: one action, which ends now.
 
         Args:
             changes: The names of the changed properties. If they are too long for an event, they are left out.
@@ -462,6 +479,9 @@ class CatalogContext:
             key: Returns the key of an item.
             page_token: The token of the previous page, which contains the key of its last item.
             page_size: The maximum number of items. The setting `page_limit` also limits it.
+
+        Raises:
+            BadRequest: The size is less than 1, or the token is invalid.
         """
         limit = self.settings.page_limit
         if page_size is not None:

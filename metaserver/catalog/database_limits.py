@@ -60,7 +60,7 @@ class DatabaseShares:
         self._rows, self._bytes = Quota(self._rows_limit), Quota(self._bytes_limit)
 
     def charge(self, operations: Sequence[Operation]) -> None:
-        """Count the rows and bytes of a transaction for the principals that caused it."""
+        """Count the rows and bytes of a transaction for the principals that caused it, except anonymous requests."""
         now_s = self._clock.monotonic()
         # A task that commits the changes of several principals together runs in the context of one of their requests.
         instants = (
@@ -83,7 +83,9 @@ class DatabaseShares:
                     self._bytes.add(principal, now_s, now_s + WINDOW_S, _estimate_size_bytes(part))
 
     def require_room(self, principal: str) -> None:
-        """Check that the principal has not used up its share of writes for this hour.
+        """Check that the principal has not used up its share of writes within the last hour.
+
+        Anonymous requests have no limit.
 
         Raises:
             TooManyRequests: The principal has used up its share.
@@ -154,7 +156,7 @@ class NamespaceSizes:
                 if size is None or _must_count_again(
                     size, rows[top_namespace], characters[top_namespace], settings, clock.monotonic()
                 ):
-                    if len(self._known_sizes) >= _NAMESPACES_MAX:
+                    if len(self._known_sizes) >= _NAMESPACES_MAX:  # Later checks count the namespaces again.
                         self._known_sizes.clear()
                     size = self._known_sizes[top_namespace] = _Size(
                         clock.monotonic(), *await store.measure_namespace(top_namespace)

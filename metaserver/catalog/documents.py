@@ -97,9 +97,9 @@ class Documents:
         # A request can use large metadata after the cache has evicted them. So the limit for the metadata that requests
         # of one principal use is larger than the cache.
         self._large = LargeMetadata(max(_LARGE_IN_USE_MIN, _LARGE_BUDGET_FACTOR * budget_bytes))
-        self._users_of_large: dict[tuple[str, str], str] = {}
-        """The principals whose requests have caused large metadata to be cached, by key of the cache."""
-        self._flights: SingleFlight[tuple[str, str], Any] = SingleFlight()
+        self._principal_by_large_document: dict[tuple[str, str], str] = {}
+        """For each large document in the cache, by its key, the principal whose request caused it to be cached."""
+        self._fetches: SingleFlight[tuple[str, str], Any] = SingleFlight()
         self._seen_times: dict[str, float] = {}
         self._checks: dict[str, asyncio.Task[None]] = {}
 
@@ -113,12 +113,13 @@ class Documents:
         Raises:
             NotFound: The file is missing.
             Corrupt: The file contains no table metadata.
+            TooMuchMemory: The current principal uses too much memory for large metadata.
         """
         cached_value = self._cache.get(("table", location))
         if isinstance(cached_value, TableMetadata):
             return cached_value
         try:
-            metadata = await self._flights.run(("table", location), lambda: self._fetch_table(location))
+            metadata = await self._fetches.run(("table", location), lambda: self._fetch_table(location))
         except TooMuchMemory as error:
             if error.principal == get_current_principal():
                 raise
@@ -130,13 +131,17 @@ class Documents:
     async def peek(self, location: str, limit_bytes: int = METADATA_BYTES_MAX) -> TableMetadata:
         """Return the metadata of a table without caching them.
 
-        If a caller examines many tables, their metadata would evict the documents that requests need.
+        Callers that read the metadata of many tables use it. In the cache, these metadata would evict the documents
+        that requests need.
 
         Args:
             limit_bytes: The maximum size of a file that is not cached, and of its decompressed content.
 
         Raises:
+            NotFound: The file is missing.
+            Corrupt: The file contains no table metadata.
             TooLarge: The file exceeds the limit.
+            TooMuchMemory: The current principal uses too much memory for large metadata.
         """
         cached_value = self._cache.get(("table", location))
         if isinstance(cached_value, TableMetadata):
@@ -239,6 +244,8 @@ class Documents:
     async def ensure_exists(self, location: str) -> None:
         """Check that the metadata file exists, because a request for a table with a missing file must fail.
 
+        A local file is checked each time. Other storages are checked again only after `_RECHECK_S`.
+
         Raises:
             NotFound: The file is missing.
         """
@@ -255,7 +262,7 @@ class Documents:
             self._get_or_start_check(location)
 
     async def _wait_for_check(self, location: str, seen_s: float | None) -> None:
-        """Wait until the task has checked the storage. If the request allows stale answers, wait only a short time.
+        """Wait until the file was checked in the storage. If the request allows stale answers, wait only a short time.
 
         Args:
             seen_s: The monotonic time of the last successful check, or None.
@@ -308,15 +315,17 @@ class Documents:
         self._seen_times.pop(location, None)
 
     async def _fetch_table(self, location: str) -> TableMetadata:
+        """Read the metadata of a table, cache them, and return them."""
         metadata, json_bytes = await self._read_table(location, METADATA_BYTES_MAX)
         key = ("table", location)
+        # The principals of large metadata are recorded, because `_evict_large` must find the metadata of one principal.
         if self._cache.put(key, metadata, estimate_memory(metadata, json_bytes)) and json_bytes > LARGE_METADATA_BYTES:
             cached_keys = {
                 cached_key: principal
-                for cached_key, principal in self._users_of_large.items()
+                for cached_key, principal in self._principal_by_large_document.items()
                 if cached_key in self._cache
             }
-            self._users_of_large = {**cached_keys, key: get_current_principal()}
+            self._principal_by_large_document = {**cached_keys, key: get_current_principal()}
         return metadata
 
     async def _read_table(self, location: str, limit_bytes: int) -> tuple[TableMetadata, int]:
@@ -348,12 +357,17 @@ class Documents:
 
     def _evict_large(self, principal: str) -> None:
         """Evict large metadata that requests of a principal have caused to be cached."""
-        for key in [key for key, user in self._users_of_large.items() if user == principal]:
-            del self._users_of_large[key]
+        for key in [key for key, user in self._principal_by_large_document.items() if user == principal]:
+            del self._principal_by_large_document[key]
             self._cache.discard(key)
 
     async def _read_json(self, location: str, limit_bytes: int = METADATA_BYTES_MAX) -> bytes:
-        """Return the decompressed JSON. Its size determines the size of the cache entry."""
+        """Return the decompressed JSON. Its size determines the size of the cache entry.
+
+        Raises:
+            NotFound: The file is missing.
+            Forbidden: The content does not match the digest in the name of the file.
+        """
         data = await self._read(location, limit_bytes=limit_bytes)
         # A short gzip file may contain more than a limit that the caller sets, so decompress only up to this limit.
         if limit_bytes < METADATA_BYTES_MAX:
@@ -369,8 +383,14 @@ class Documents:
     async def _read(
         self, location: str, sources: Sequence[ObjectStore] | None = None, limit_bytes: int = METADATA_BYTES_MAX
     ) -> bytes:
+        """Return the content of a metadata file. If the file's name has a digest, check the content.
+
+        Raises:
+            NotFound: The file is missing.
+            Forbidden: The content does not match the digest, in the storage either.
+        """
         digest_match = _DIGEST_SUFFIX.search(location)
-        # The cached copy may be damaged, so read the storage itself.
+        # A cached copy may be damaged. If it does not match the digest, read the storage itself.
         for objects in sources or self._sources:
             try:
                 data = await objects.read(location, limit_bytes=limit_bytes)
@@ -485,7 +505,11 @@ def is_named_by_content(location: str) -> bool:
 def compress_document(codec: str, document: bytes) -> tuple[bytes, str]:
     """Return a tuple of the bytes to store and the suffix of the file name.
 
-    `codec` is the value of the table property write.metadata.compression-codec, which is `none` or `gzip`.
+    `codec` is the value of the table property write.metadata.compression-codec, which is `none` or `gzip`. An empty
+    text means `none`.
+
+    Raises:
+        BadRequest: The codec is not supported.
     """
     match codec.lower():
         case "none" | "":

@@ -169,8 +169,9 @@ class Dropped:
             await self._delete_files(instant)
         passed_time = await read_passed_time(self._context.store, self._context.clock)
         retention_ms = self._context.settings.drop_retention_s * 1000
-        # After a change of the setting, the rows may include entries that have not expired yet, and may lack expired
-        # entries.
+        # A row stores its expiry: the time of the drop plus the retention at that time. `find_time_ago` limits the time
+        # of the drop, so the retention is added to get a limit for the expiry. After a change of the setting, the rows
+        # may include entries that have not expired yet, and may lack expired entries.
         rows = await self._context.store.list_expired(
             passed_time.find_time_ago(retention_ms) + retention_ms, _ENTRIES_PER_ROUND
         )
@@ -290,7 +291,8 @@ def make_drop_operations(
 ) -> list[Operation]:
     """Return the operations that drop a name, and keep its row until the retention ends.
 
-    Without a retention, the operations drop the name and record a purge that is due now.
+    Without a retention, nothing can be restored. If `purge` is true, the row is kept nevertheless, and its purge is due
+    now.
     """
     retention_ms = context.settings.drop_retention_s * 1000
     keep = None

@@ -79,7 +79,7 @@ def check_encrypted_columns(
 
     Raises:
         BadRequest: The commit adds a use that publishes the values or the order of an encrypted column, or it
-            declares a column as encrypted that has such a use.
+            declares a column as encrypted that has such a use or does not exist.
     """
     properties = metadata.properties
     if not (ENCRYPTED_COLUMNS in properties or _COLUMN_KEYS in properties or _UNIFORM_KEY in properties):
@@ -108,7 +108,7 @@ def _list_uses(metadata: TableMetadata, indexed_ids: Iterable[int]) -> Iterator[
 
 
 def _list_all_uses(metadata: TableMetadata, indexed_ids: Iterable[int]) -> Iterator[Use]:
-    """Yield the uses of columns that write values of the column to other files than data files, unencrypted.
+    """Yield the uses of columns that store their values unencrypted in other files than data files.
 
     `indexed_ids` contains the ids of indexed columns.
     """

@@ -32,7 +32,7 @@ class _Definition(msgspec.Struct, rename="kebab"):
 
 
 class _Document(msgspec.Struct, rename="kebab"):
-    """The required fields of a function document. Other fields are stored unchanged."""
+    """The fields of a function document that the server checks. Other fields are stored unchanged."""
 
     function_uuid: Annotated[
         str,
@@ -88,7 +88,7 @@ class Functions:
         body = encode_json(document)
         location = f"{folder}/metadata/{self._context.clock.uuid7()}{choose_file_suffix(body, '.function.json')}"
         entry = make_entry(namespace, name, function_document.function_uuid, location, requested_ms, EntryKind.FUNCTION)
-        change: list[Operation] = self._context.create_entry(caller, entry)
+        change: list[Operation] = self._context.make_create_operations(caller, entry)
         if current is not None:
             change = [build_pointer_swap(current, location, requested_ms)]
         action = "create" if current is None else "replace"
@@ -101,6 +101,10 @@ class Functions:
         """Drop a function.
 
         A dropped function cannot be restored, because a function is one small document that can be stored again.
+
+        Raises:
+            NoSuchFunction: The function does not exist.
+            CommitConflict: Another request has replaced the function meanwhile.
         """
         requested_ms = self._context.clock.now_ms()
         entry = await self._context.require_entry(EntryKind.FUNCTION, namespace, name)

@@ -94,7 +94,7 @@ class ImportLimits:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no import uses these limits. Only tests call it."""
+        """Whether both queues are free, and the maximum number of small files is not reached. Only tests call it."""
         return self.large_file.is_free and self.checking.is_free and not self.small_files.locked()
 
 
@@ -119,14 +119,14 @@ class Imports:
 
         Args:
             location: The metadata file.
-            check_properties: Raises an error if an imported table may not have these properties.
             dry_run: Whether to check the table without registering it. The namespace need not exist.
+            check_properties: Raises an error if an imported table may not have these properties.
 
         Returns:
             The entry, and whether it is new.
 
         Raises:
-            AlreadyExists: The name refers to another metadata file, or the table is live under another name.
+            AlreadyExists: The name refers to another metadata file, or the table already has another name.
             BadRequest: The metadata file, or a location in it, is outside the warehouse or the table's own locations.
         """
         # The result of a table that cannot be imported is the error.
@@ -146,7 +146,7 @@ class Imports:
         dry_run: bool,
         check_properties: PropertyCheck | None = None,
     ) -> list[ImportResult]:
-        """Register tables as `import_table` does, several in one transaction.
+        """Register tables as `import_table` does, several in one transaction, and return the result of each table.
 
         If a transaction fails, each of its tables is registered in its own, so that a table that cannot be registered
         has no effect on the others.
@@ -225,7 +225,10 @@ class Imports:
     async def _hold_metadata(
         self, caller: Caller, location: str, read: Callable[[str, int], Awaitable[T]]
     ) -> AsyncIterator[T]:
-        """Read a metadata file. Other imports wait while the context is active, if the metadata need much memory.
+        """Read a metadata file, and yield the metadata.
+
+        While the context is active, other imports of large files wait. Imports of small files wait only if the maximum
+        number of them is reached.
 
         Args:
             read: Reads the file at a location. It raises TooLarge if the file has more bytes than its second argument.
@@ -308,6 +311,9 @@ class Imports:
         Returns:
             The table with the operations that register it. If the same metadata file is already registered under this
             name: its entry, and False for "not registered by this call".
+
+        Raises:
+            AlreadyExists: The table has another name, or the name refers to another metadata file.
         """
         context = self._context
         requested_ms = context.clock.now_ms()
@@ -327,7 +333,7 @@ class Imports:
             await replace_allowed_locations(context, caller, entry.uuid, {}),
             context.make_instant(caller, entry, "register", requested_ms=requested_ms),
         ]
-        return _CheckedTable(entry, context.create_entry(caller, entry), claims)
+        return _CheckedTable(entry, context.make_create_operations(caller, entry), claims)
 
     async def _add_purge_errors(
         self, results: Sequence[_CheckedTable | ImportResult]
@@ -343,7 +349,7 @@ class Imports:
         ]
 
     async def _register_tables(self, caller: Caller, tables: Sequence[_CheckedTable]) -> list[ImportResult]:
-        """Register tables in one transaction, or else each of them in its own.
+        """Register tables in one transaction, or else each of them in its own. Return the result of each table.
 
         Raises:
             CommitUnknown, RetryLater: Whether the tables are registered is not known, or the database is not available.
@@ -385,6 +391,9 @@ class Imports:
 
         Args:
             keep_owner: Whether the view may run with the rights of the user that its properties name.
+
+        Returns:
+            The entry, and whether it is new.
 
         Raises:
             AlreadyExists, BadRequest: As for a table. Or the view runs with the rights of a user, and `keep_owner` is
@@ -457,7 +466,7 @@ class Imports:
         """Return the entry if it refers to this metadata file, or None if the name is free.
 
         Raises:
-            AlreadyExists: The name refers to another metadata file.
+            AlreadyExists: The name refers to another metadata file, or an entry of the other kind has the name.
         """
         other_kind = EntryKind.VIEW if kind is EntryKind.TABLE else EntryKind.TABLE
         if await self._context.store.load_entry(other_kind, namespace, name) is not None:
@@ -473,10 +482,10 @@ class Imports:
         return entry
 
     async def _check_unnamed(self, entry: Entry) -> None:
-        """Check that the UUID of the entry has no live name.
+        """Check that no entry with the UUID exists, except dropped entries.
 
         Raises:
-            AlreadyExists: The UUID has a live name.
+            AlreadyExists: An entry with the UUID exists.
         """
         if await self._context.store.count_names(entry.uuid, dropped=False):
             raise AlreadyExists(

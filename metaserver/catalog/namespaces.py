@@ -38,7 +38,7 @@ class Namespaces:
         Raises:
             AlreadyExists: The namespace exists.
             NoSuchNamespace: The parent does not exist.
-            BadRequest: The property `location` is outside the warehouse.
+            BadRequest: The name or a property is invalid, for example a `location` outside the warehouse.
         """
         requested_ms = self._context.clock.now_ms()
         check_namespace(path)
@@ -160,7 +160,7 @@ class Namespaces:
 
         Raises:
             NoSuchNamespace: The parent does not exist.
-            CommitConflict: Other requests changed the namespace in each attempt.
+            AlreadyExists, CommitConflict: Other requests created or changed the namespace in each attempt.
         """
         properties = {name: value for name, value in properties.items() if name != SETTERS}
         for attempt in range(self._context.settings.commit_retries + 1):
@@ -216,6 +216,7 @@ class Namespaces:
         """Drop a namespace.
 
         Raises:
+            NoSuchNamespace: The namespace does not exist.
             NamespaceNotEmpty: The namespace contains tables, views, functions or namespaces. Dropped entries do not
                 count.
         """

@@ -25,6 +25,7 @@ async def check_name_free(
     """Check that the name is free before any file is written. The transaction repeats this check.
 
     Raises:
+        NoSuchNamespace: The namespace does not exist.
         AlreadyExists: The name exists.
     """
     await context.require_namespace(namespace)
@@ -98,7 +99,7 @@ def parse_metadata_version(location: str) -> int:
 
 
 def check_metadata_folder(context: CatalogContext, location: str, properties: dict[str, str]) -> str:
-    """Return the folder for metadata files.
+    """Return the folder for metadata files, after checking that it is in the warehouse.
 
     Raises:
         BadRequest: write.metadata.path is outside the warehouse.
@@ -149,7 +150,7 @@ def get_uuid(entry: Entry | None, metadata: TableMetadata) -> str:
     """Return the UUID in the database if the table exists, otherwise the UUID in the metadata.
 
     The table's writers could put another table's UUID into its metadata, and the UUID decides which files,
-    locations and instants belong to the table.
+    locations and recorded actions (instants) belong to the table.
     """
     return table_uuid(metadata) if entry is None else entry.uuid
 

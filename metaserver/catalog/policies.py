@@ -73,7 +73,10 @@ def add_policies(outer_policies: Policies, namespace: NamespacePath, properties:
 
 
 def parse_setters(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return the principal that set each property of a policy. Properties without a known setter are left out."""
+    """Return the principal that set each property of a policy. Properties without a known setter are left out.
+
+    If the record of the setters is invalid, no setter is known.
+    """
     try:
         return convert_json(properties.get(SETTERS) or "{}", dict[str, str])
     except msgspec.MsgspecError:
@@ -99,11 +102,12 @@ def record_setters(
     A job has only the rights that these principals have when the job runs.
 
     The server stores the names in one property of the table or namespace, which no client can set. Each change is
-    computed from the stored value. Without logins there are no names.
+    computed from the stored value. Names are stored only for the properties with a prefix in `_RECORDED`. Without
+    logins there are no names.
 
     Args:
         principal: The principal that changes the properties: the setter of each value that differs from
-            `old_properties`.
+            `old_properties`. If it is the principal of the table services, the properties keep their setters.
         properties: The properties after the change. Names of setters in them are ignored.
         old_properties: The properties before the change.
         kept_names: The properties that keep their setters, even if their values change.
@@ -155,7 +159,11 @@ def find_effective_setters(metadata: TableMetadata, policies: Policies) -> dict[
 
 
 def with_policies(metadata: TableMetadata, policies: Policies) -> TableMetadata:
-    """Return the table metadata with the inherited properties, for table services. Callers must not write them."""
+    """Return the table metadata with the inherited properties, for table services.
+
+    A property of the table itself takes precedence. Callers must not store the result, because the inherited properties
+    would then become properties of the table.
+    """
     if not policies:
         return metadata
     inherited_properties = {name: policy.value for name, policy in policies.items()}

@@ -73,9 +73,12 @@ async def make_deletable_check(
     metadata file.
 
     Args:
+        context: The warehouse and the database.
+        uuid: The UUID of the table.
+        metadata: The metadata of the table.
         without_claims: Whether the metadata alone decide for a table without claims, which an earlier version of the
             server dropped.
-        exclusive: Whether to keep files in folders that other tables share, or where other tables may name files.
+        exclusive: Whether files are kept if another table shares their folder, or may refer to files in their folder.
 
     Raises:
         RetryLater: The storage is unavailable.
@@ -174,7 +177,10 @@ async def list_reachable_files(context: CatalogContext, uuid: str, metadata_loca
 
 
 async def _read_field(context: CatalogContext, location: str, *fields: str) -> list[str]:
-    """Return the values of one field in all records of an Avro file. `fields` is the path of the field's names."""
+    """Return the values of one field in all records of an Avro file. `fields` is the path of the field's names.
+
+    The result is empty if the file is missing or damaged.
+    """
     try:
         data = await context.objects.read(location, limit_bytes=_MANIFEST_LIMIT_BYTES)
     except ObjectMissing:

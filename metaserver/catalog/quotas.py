@@ -39,7 +39,7 @@ class Quota:
         return holder is None or self._remove_ended_and_sum(holder, now_s) + amount <= self._share
 
     def add(self, holder: str | None, now_s: float, until_s: float, amount: int = 1) -> None:
-        """Count `amount` for the holder until `until_s`.
+        """Count `amount` for the holder until `until_s`. Nothing is counted for the holder None, which has no limit.
 
         When the number of holders has doubled, the amounts that have ended are removed for all holders. Otherwise
         holders that add nothing again would stay in memory.

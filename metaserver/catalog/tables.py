@@ -85,6 +85,7 @@ class Tables:
         Raises:
             NoSuchTable: The table does not exist.
             NotFound: The metadata file is missing in storage.
+            Forbidden: The metadata file contains the metadata of another table.
         """
         entry = await self.load_entry(namespace, name)
         await self._context.documents.ensure_exists(entry.metadata_location)
@@ -110,7 +111,7 @@ class Tables:
         operations = [
             claim,
             *allowed_operations,
-            *self._context.create_entry(caller, entry),
+            *self._context.make_create_operations(caller, entry),
             self._context.make_instant(caller, entry, "create", requested_ms=requested_ms),
             *self._context.make_answer_record(caller, status=200, metadata_location=location),
         ]
@@ -191,7 +192,7 @@ class Tables:
                 operations += make_drop_operations(
                     self._context, caller, current, purge=False, requested_ms=requested_ms
                 )
-            operations += self._context.create_entry(caller, entry)
+            operations += self._context.make_create_operations(caller, entry)
         only_name = overwrite and not is_same
         operations.append(
             await make_claim(
@@ -210,7 +211,7 @@ class Tables:
     async def verify_or_undo_registration(self, caller: Caller, entry: Entry) -> None:
         """Check that the files of a newly registered table are not being deleted. Otherwise remove its name again.
 
-        A concurrent purge or cleaning commit may have missed the new name.
+        A concurrent purge or expiration of snapshots may have begun before the table had the new name.
 
         Raises:
             NotFound: The metadata file is missing.
@@ -260,9 +261,13 @@ class Tables:
         return await gather([partial(check, entry) for entry in entries], _CONCURRENT_CHECKS_MAX)
 
     async def unregister(self, caller: Caller, namespace: NamespacePath, name: str) -> LoadedTable:
-        """Remove the name, and keep all files of the table. Later commits fail.
+        """Remove the name, keep all files, and return the table as it was. Later commits fail.
 
         The table cannot be undropped, but it can be registered again.
+
+        Raises:
+            NoSuchTable: The table does not exist.
+            CommitConflict: Another commit changed the table in every attempt.
         """
         requested_ms = self._context.clock.now_ms()
         for attempt in range(self._context.settings.commit_retries + 1):
@@ -373,6 +378,7 @@ async def rename_entry(
 
     Raises:
         AlreadyExists: The target exists.
+        BadRequest: A name is invalid, or the source cannot be changed.
         NoSuchNamespace: The namespace of the target does not exist.
         NoSuchTable, NoSuchView: The source does not exist.
     """

@@ -31,6 +31,10 @@ class IdempotencyKey(msgspec.Struct, frozen=True):
     """The Idempotency-Key header of a request.
 
     It is recorded in the transaction that contains the request's effects.
+
+    Attributes:
+        scope: The name of the principal, and the method and the path of the request.
+        request_hash: The digest of the request's body and query.
     """
 
     key: str
@@ -55,7 +59,7 @@ class Caller(msgspec.Struct, frozen=True):
     request_bytes: int = 0
     """The length of the request's decompressed body, or 0 without a body."""
     keeps_setters_of: tuple[str, ...] = ()
-    """The properties that the caller changes without becoming their setter (`policies.py`)."""
+    """The properties that keep their recorded setter, the principal that last set them, if the caller changes them."""
 
 
 def make_owner(caller: Caller, namespace: NamespacePath, kind: str = NAMESPACE, name: str = "") -> list[Operation]:
@@ -182,7 +186,7 @@ def read_table_commit(change: TableChange) -> TableCommit:
     """Parse the requirements and updates of an engine's commit.
 
     Raises:
-        BadRequest: A requirement or an update is unknown or malformed.
+        BadRequest: A requirement or an update is unknown or malformed, or a snapshot is marked as a flush.
     """
     updates = read_updates(change.updates)
     added_snapshots: list[SnapshotInput] = []

@@ -129,10 +129,10 @@ class Views:
         path = create_metadata_location(self._context, location, metadata.properties, None, suffix)
         entry = make_entry(namespace, request.name, uuid, path, requested_ms, EntryKind.VIEW)
         instant = self._make_instant(caller, entry, "create", requested_ms, metadata)
-        remember = self._context.make_answer_record(caller, status=200, metadata_location=path)
+        answer_records = self._context.make_answer_record(caller, status=200, metadata_location=path)
         claim = await make_claim(self._context, caller, metadata, entry, is_new_uuid=True)
-        create_operations = self._context.create_entry(caller, entry)
-        await self._context.create_and_transact(path, document, [claim, *create_operations, instant, *remember])
+        create_operations = self._context.make_create_operations(caller, entry)
+        await self._context.create_and_transact(path, document, [claim, *create_operations, instant, *answer_records])
         return LoadedView(entry=entry, metadata=metadata)
 
     async def register(
@@ -141,13 +141,13 @@ class Views:
         """Create a name for an existing metadata file of a view.
 
         Args:
-            only_name: Whether to refuse a view that has another live name.
+            only_name: Whether to refuse a view that already has another name.
 
         Raises:
             BadRequest: The file is outside the warehouse, or is not a valid metadata file.
             Forbidden: The caller may not name the user with whose rights the view runs, or may not store the view
                 at this location.
-            AlreadyExists: The name exists, or the view is live under another name and `only_name` is true.
+            AlreadyExists: The name exists, or the view has another name and `only_name` is true.
         """
         requested_ms = self._context.clock.now_ms()
         check_new_name(name, "view name")
@@ -164,7 +164,7 @@ class Views:
         entry = make_entry(namespace, name, metadata.view_uuid, location, requested_ms, EntryKind.VIEW)
         await self._context.transact(
             [
-                *self._context.create_entry(caller, entry),
+                *self._context.make_create_operations(caller, entry),
                 await make_claim(
                     self._context, caller, metadata, entry, may_restore=True, requires_only_name=only_name
                 ),
@@ -198,11 +198,11 @@ class Views:
             metadata = _protect_owner(caller, base, metadata)
             if metadata is base:
                 # The updates change nothing, so there is no commit. Only the answer is recorded.
-                remember = self._context.make_answer_record(
+                answer_records = self._context.make_answer_record(
                     caller, status=200, metadata_location=entry.metadata_location
                 )
-                if remember:
-                    await self._context.transact(remember)
+                if answer_records:
+                    await self._context.transact(answer_records)
                 return LoadedView(entry=entry, metadata=base)
             try:
                 return await self._commit_metadata(caller, entry, base, metadata, requested_ms)
@@ -239,14 +239,14 @@ class Views:
         )
         new_entry = make_entry(entry.namespace, entry.name, metadata.view_uuid, path, now_ms, EntryKind.VIEW)
         instant = self._make_instant(caller, new_entry, "commit", requested_ms, metadata)
-        remember = self._context.make_answer_record(caller, status=200, metadata_location=path)
+        answer_records = self._context.make_answer_record(caller, status=200, metadata_location=path)
         claims: builtins.list[Any] = []
         if may_add_locations(base, metadata):
             claims.append(await make_claim(self._context, caller, metadata, new_entry))
         else:
             await check_writable(self._context, entry.uuid, metadata)
         await self._context.create_and_transact(
-            path, document, [*claims, build_pointer_swap(entry, path, now_ms), instant, *remember]
+            path, document, [*claims, build_pointer_swap(entry, path, now_ms), instant, *answer_records]
         )
         return LoadedView(entry=new_entry, metadata=metadata)
 
@@ -263,6 +263,11 @@ class Views:
 
 
 def _protect_owner(caller: Caller, base: ViewMetadata, metadata: ViewMetadata) -> ViewMetadata:
+    """Return the metadata, with owners that give the caller no rights of another user.
+
+    If the current version or the schemas change, the text of the view counts as rewritten: it then runs with the rights
+    of the caller instead of the former owner.
+    """
     if metadata is base:
         return base
     rewritten = metadata.current_version != base.current_version or metadata.schemas != base.schemas

@@ -255,6 +255,7 @@ class Publisher:
         Raises:
             CommitConflict: The pointer has moved, or an operation conflicts.
             CommitUnknown: The outcome is unknown. After any other error, nothing was committed.
+            ValueError: `metadata` is `base`, or `events` is empty.
         """
         if metadata is base:
             raise ValueError("metadata is unchanged; publish needs changed metadata")
@@ -379,7 +380,7 @@ class Publisher:
         except (SeamarkError, IdempotencyTaken):
             self._cleanup.remove(written_paths)
             raise
-        return [self._build_outcome(prepared_commit) for prepared_commit in commits]
+        return [self._finish_commit(prepared_commit) for prepared_commit in commits]
 
     async def _move_pointers(self, commits: Sequence[PreparedCommit], further_operations: Sequence[Operation]) -> None:
         """Make the metadata files the current files of their tables, and record the commits, in one transaction."""
@@ -390,7 +391,7 @@ class Publisher:
                 now_ms = self._context.clock.now_ms()
                 if prepared_commit.entry is None:
                     caller = prepared_commit.events[0].caller
-                    operations += self._context.create_entry(caller, prepared_commit.make_entry(now_ms))
+                    operations += self._context.make_create_operations(caller, prepared_commit.make_entry(now_ms))
                 else:
                     operations.append(
                         build_pointer_swap(prepared_commit.entry, prepared_commit.location, now_ms, self._holder)
@@ -401,6 +402,10 @@ class Publisher:
             await self._context.transact(operations)
 
     def _build_instant(self, prepared_commit: PreparedCommit, event: CommitEvent) -> RecordInstant:
+        """Return the operation that records a commit on the timeline, the list of all actions in the catalog.
+
+        The summary also reports if a snapshot that claims to only replace files has other rows than its parent.
+        """
         summary: dict[str, Any] = {"updates": list(event.updates[:_RECORDED_UPDATES_MAX])}
         if event.snapshot_id is not None:
             event_summary = event.summary
@@ -419,11 +424,13 @@ class Publisher:
             summary=summary,
         )
 
-    def _build_outcome(self, prepared_commit: PreparedCommit) -> LoadedTable:
+    def _finish_commit(self, prepared_commit: PreparedCommit) -> LoadedTable:
+        """Cache the committed metadata, start the removal of unneeded metadata files, and return the table."""
         now_ms = self._context.clock.now_ms()
-        if not prepared_commit.location:
+        if not prepared_commit.location:  # The commit has not changed the metadata.
             assert prepared_commit.entry is not None
             return LoadedTable(entry=prepared_commit.entry, metadata=prepared_commit.metadata)
+        # `document` has the bytes of the file. For a compressed file, they are not the JSON that requests need.
         if prepared_commit.location.endswith(".gz.metadata.json"):
             self._context.documents.render(prepared_commit.location, prepared_commit.metadata, "all")
         else:

@@ -32,8 +32,11 @@ async def note_removal(context: CatalogContext, uuid: str) -> None:
     """Write the note of a removal of orphan files, which are files to which no metadata refer.
 
     The note consists of the time in milliseconds, a space and a random id. It is stored as a cursor, which is a named
-    text in the database. A commit that finds a new note checks that its files still exist. The
-    removal calls this function before and after each batch of deletions.
+    text in the database. A commit that finds a new note checks that its files still exist. The removal calls this
+    function before and after each batch of deletions.
+
+    Raises:
+        CommitConflict: Other removals changed the note in each attempt.
     """
     name, note = _make_cursor_name(uuid), f"{context.clock.now_ms()} {context.clock.uuid4()}"
     for _ in range(context.settings.commit_retries + 1):
@@ -46,15 +49,15 @@ async def note_removal(context: CatalogContext, uuid: str) -> None:
 
 
 async def read_removal_note(context: CatalogContext, uuid: str) -> str | None:
-    """Return the note of the last removal of orphan files of the table, or None if there is no note."""
+    """Return the note that the last removal of orphan files of the table wrote (`note_removal`), or None."""
     return await context.store.load_cursor(_make_cursor_name(uuid))
 
 
 async def is_recent(context: CatalogContext, note: str) -> bool:
     """Return whether a writer may still commit files that were written before the note.
 
-    The note begins with its time in milliseconds. After `_WRITERS_MS`, no such writer is expected. The time is measured
-    as the time that the catalog has seen pass.
+    The note begins with its time in milliseconds. After `_WRITERS_MS`, no such writer is expected. Only time that
+    has certainly passed counts, because a clock may have been set forward (`PassedTime`).
     """
     passed_time = await read_passed_time(context.store, context.clock)
     return passed_time.measure_ms(int(note.partition(" ")[0]), passed_time.now_ms) < _WRITERS_MS
@@ -93,6 +96,9 @@ async def check_stored_snapshots(
         uuid: The table's UUID.
         base: The table's metadata before the commit.
         new_snapshots: The snapshots.
+
+    Raises:
+        BadRequest: A file does not exist.
     """
     note = await read_removal_note(context, uuid)
     if note is None or not await is_recent(context, note):

@@ -100,7 +100,11 @@ class ChunkDecoder:
         return self.trailers
 
     def _decode_step(self, pieces: list[bytes]) -> bool:
-        """Decode the next element in the buffer. Return whether the buffer may contain a further element."""
+        """Decode the next element in the buffer. Return whether the buffer may contain a further element.
+
+        Raises:
+            S3Error: The element is malformed, its signature is wrong, or the trailers are too long.
+        """
         if self._has_ended:
             if len(self._buffer) > _TRAILER_BYTES_MAX:
                 raise S3Error("InvalidRequest", f"The trailers have more than {_TRAILER_BYTES_MAX} bytes")
@@ -115,6 +119,9 @@ class ChunkDecoder:
         """Read the header of a chunk: its size, and its signature if chunks are signed. A chunk of size 0 is the last.
 
         Return False if the buffer does not contain the whole header yet.
+
+        Raises:
+            S3Error: The header is malformed, or the chunk exceeds the declared length of the body.
         """
         end = self._buffer.find(b"\r\n", 0, _LINE_BYTES_MAX)
         if end < 0:
@@ -159,11 +166,18 @@ class ChunkDecoder:
         return True
 
     def _end_chunk(self, pieces: list[bytes]) -> bool:
-        if len(self._buffer) < 2:
+        """Read the line break after the data of a chunk, verify the chunk, and add its withheld last piece to `pieces`.
+
+        Return False if the buffer does not contain the whole line break yet.
+
+        Raises:
+            S3Error: The chunk is longer than its header states, or its signature does not match.
+        """
+        if len(self._buffer) < _CRLF_BYTES:
             return False
-        if self._buffer[:2] != b"\r\n":
+        if self._buffer[:_CRLF_BYTES] != b"\r\n":
             raise S3Error("InvalidRequest", "The data of a chunk are longer than the size in its header")
-        del self._buffer[:2]
+        del self._buffer[:_CRLF_BYTES]
         self._verify()
         if self._withheld:
             pieces.append(self._withheld)
@@ -185,6 +199,9 @@ class ChunkDecoder:
         Args:
             text: The text that the client has signed.
             signature: The signature in the request.
+
+        Raises:
+            S3Error: SignatureDoesNotMatch if the signature is wrong.
         """
         expected = hmac.digest(self._key, text.encode(), "sha256").hex()
         if not hmac.compare_digest(expected.encode(), signature.encode()):  # The operands must be ASCII.
@@ -192,7 +209,11 @@ class ChunkDecoder:
         self._previous = expected
 
     def _read_trailers(self) -> None:
-        """Read the trailers, which are headers after the body, and check their signature if chunks are signed."""
+        """Read the trailers, which are headers after the body, and check their signature if chunks are signed.
+
+        Raises:
+            S3Error: A trailer is malformed, or the signature does not match.
+        """
         lines = [line for line in bytes(self._buffer).split(b"\r\n") if line]
         signed_bytes, signature = b"", ""
         for line in lines:

@@ -75,17 +75,21 @@ class Body:
         self.length = _parse_length(request.headers.get(name), name)
         if self.length > limit_bytes:
             raise S3Error("EntityTooLarge", f"The body has {self.length} bytes; the limit is {limit_bytes} bytes")
-        # The framing of an aws-chunked body (the sizes and signatures of its chunks) may be as long as the data, and is
-        # allowed `FRAMING_BYTES_MAX` more for short data.
+        # The framing of an aws-chunked body (the sizes and signatures of its chunks) may be as long as the data plus
+        # `FRAMING_BYTES_MAX`. The addition matters for short data, whose framing can be longer than the data.
         self._raw_bytes_max = self.length + (self.length + FRAMING_BYTES_MAX if self.is_chunked else 0)
         self.trailers: dict[str, str] = {}
         """The trailers of an aws-chunked body, which are known after all pieces were read."""
 
     async def iter_pieces(self) -> AsyncIterator[bytes]:
-        """Yield the verified data.
+        """Yield the data of the body, and verify them.
 
-        The last piece is withheld until the hash of the body is verified and `confirm` succeeds. So a receiver never
-        has a complete body that is invalid.
+        The last piece of a plain body is withheld until the hash of the body is verified and `confirm` succeeds. So a
+        receiver never has all bytes of an invalid plain body.
+
+        The last piece of each signed chunk of an aws-chunked body is withheld until the signature of the chunk is
+        verified. But the trailers are checked, and `confirm` is called, after the last piece. So a receiver must use
+        the data only after the iteration has ended without an error.
 
         Raises:
             S3Error: The hash or a signature is wrong, or the body ends early or is too slow.
@@ -117,7 +121,7 @@ class Body:
         """Yield the body as it was sent.
 
         Raises:
-            S3Error: The body ends early or is too slow.
+            S3Error: The body ends early, is too slow, or does not have the declared length.
         """
         # Request the body only now (`Expect: 100-continue`), so that a client whose request is refused does not send
         # it.

@@ -85,7 +85,8 @@ def check_write(headers: Mapping[str, str], etag: str | None) -> None:
         etag: The ETag of the object that the write replaces, or None if there is no object.
 
     Raises:
-        S3Error: PreconditionFailed if a condition is false.
+        S3Error: PreconditionFailed if a condition is false, NoSuchKey if If-Match requires an object and there is none,
+            or NotImplemented if If-None-Match is not `*`.
     """
     if_match, if_none_match = headers.get("if-match"), headers.get("if-none-match")
     if if_none_match is not None:

@@ -62,7 +62,7 @@ class GatewayConnection(Connection):
         self._unfinished: Unfinished | None = None
 
     def take_unfinished(self) -> Unfinished | None:
-        """Return the answer that was started for the request of the calling task, or None."""
+        """Return the answer that was started for the present request, or None. A further call returns None."""
         pending, self._unfinished = self._unfinished, None
         return pending
 
@@ -119,6 +119,10 @@ class GatewayConnection(Connection):
                 sock.setsockopt(socket.IPPROTO_TCP, _NOTSENT_LOWAT, self._kernel_bytes)
 
     def _try_immediate_answer(self) -> None:
+        """Try to answer the first waiting request at once, without waking the task of the connection.
+
+        If only a part of the answer is sent, keep the started answer, so that the task can finish it.
+        """
         message, payload = self._messages[0]
         transport = self.transport
         if payload is not EMPTY_PAYLOAD or isinstance(message, _ErrInfo) or message.should_close or message.upgrade:
@@ -126,7 +130,7 @@ class GatewayConnection(Connection):
         if transport is None or transport.is_closing() or transport.get_write_buffer_size():
             return
         result = self._answer_immediately(message, transport)
-        if result is not True:
+        if result is not True:  # The result is False if nothing was sent, or the started answer.
             self._unfinished = result or None
             return
         self._messages.popleft()

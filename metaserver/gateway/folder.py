@@ -145,7 +145,7 @@ class FolderBackend:
             if_range = call.headers.get("if-range")
             part = None if if_range not in (None, stored_file.etag) else read_range(range_header, stored_file.size)
             start, length = part or (0, stored_file.size)
-            response = PromptResponse(status=206 if part else 200, headers=_read_headers(stored_file, call.request_id))
+            response = PromptResponse(status=206 if part else 200, headers=_build_headers(stored_file, call.request_id))
             if part:
                 response.headers["Content-Range"] = f"bytes {start}-{start + length - 1}/{stored_file.size}"
             response.content_length = length
@@ -158,6 +158,11 @@ class FolderBackend:
             os.close(descriptor)
 
     async def _send(self, response: web.StreamResponse, descriptor: int, start: int, length: int, call: S3Call) -> None:
+        """Send `length` bytes of a file from the offset `start`, in pieces.
+
+        Raises:
+            ConnectionError: The file became shorter. The connection was aborted.
+        """
         while length:
             data = await self._run(os.pread, descriptor, min(length, PIECE_BYTES), start)
             if not data:
@@ -181,20 +186,23 @@ class FolderBackend:
         if location.endswith("/"):
             raise _make_no_key_error()
         try:
-            return await self._files.run(self._find_file(location), work)
+            return await self._files.run(self._map_to_file_location(location), work)
         except ObjectMissing:
             raise _make_no_key_error() from None
 
     async def _list(self, call: S3Call) -> web.StreamResponse:
+        """Answer with a page of the objects whose keys begin with a prefix."""
         query, bucket = dict(call.address.query), call.address.bucket
-        start = self._find_file(f"s3://{bucket}/{query['prefix'].rpartition('/')[0]}")
+        # The location determines the root folder in which the thread lists. It need not exist.
+        folder_location = self._map_to_file_location(f"s3://{bucket}/{query['prefix'].rpartition('/')[0]}")
         listing = ListingRequest.parse(bucket, query)
 
-        def work(_: LocalPlace) -> bytes:
+        def write_page(_: LocalPlace) -> bytes:
             keys = list_keys(self._root, bucket, listing.prefix, listing.delimiter, listing.start_after)
+            # One more key than the limit shows that there is a further page.
             return listing.write(list(islice(keys, listing.limit + 1)) if listing.limit else [])
 
-        return make_xml_response(await self._files.run(start, work), call)
+        return make_xml_response(await self._files.run(folder_location, write_page), call)
 
     async def _put(self, call: S3Call) -> web.StreamResponse:
         headers, location = select_kept_headers(call.headers), _make_location(call)
@@ -204,7 +212,8 @@ class FolderBackend:
         try:
             conditions = call.headers
             published_file = await self._files.run(
-                self._find_file(location), lambda place: self._staging.publish(staged_name, place, conditions)
+                self._map_to_file_location(location),
+                lambda place: self._staging.publish(staged_name, place, conditions),
             )
         finally:
             await self._discard(staged_name)
@@ -214,6 +223,9 @@ class FolderBackend:
         """Accept a key that ends with a slash, without storing an object.
 
         Some clients create such empty objects as folders, which this store does not need.
+
+        Raises:
+            S3Error: NotImplemented if the object is not empty.
         """
         assert call.body is not None
         if call.body.length:
@@ -223,7 +235,11 @@ class FolderBackend:
         return web.Response(headers={"ETag": _MARKER_ETAG, "x-amz-request-id": call.request_id})
 
     async def _receive(self, call: S3Call, headers: dict[str, str]) -> str:
-        """Write the body's data and `headers` to a staged file, sync it, and return its name."""
+        """Write the body's data and `headers` to a staged file, sync it, and return its name.
+
+        Raises:
+            S3Error: The body is invalid, or does not have the checksum that the request states.
+        """
         body = call.body
         assert body is not None
         checksum_headers = {name for name in call.headers if name.startswith("x-amz-checksum-")} - {
@@ -263,7 +279,7 @@ class FolderBackend:
         staged_name = await self._stage_copy(call)
         try:
             published_file = await self._files.run(
-                self._find_file(_make_location(call)),
+                self._map_to_file_location(_make_location(call)),
                 lambda place: self._staging.publish(staged_name, place, call.headers),
             )
         finally:
@@ -303,10 +319,10 @@ class FolderBackend:
         return web.Response(status=204, headers={"x-amz-request-id": call.request_id})
 
     async def _delete_object(self, location: str) -> None:
-        """Delete the object at the location. A folder is not an object, and is not deleted."""
+        """Delete the object at the location, if it exists. A folder is not an object, and is not deleted."""
         if not location.endswith("/"):
             with contextlib.suppress(ObjectMissing):
-                await self._files.delete(self._find_file(location))
+                await self._files.delete(self._map_to_file_location(location))
 
     async def _delete_many(self, call: S3Call) -> web.StreamResponse:
         assert call.document is not None
@@ -374,7 +390,7 @@ class FolderBackend:
         part_etags, conditions = parse_complete_multipart_upload(call.document), call.headers
         with self._copies.reserve(call.principal_name):
             published_file = await self._copiers.run(
-                self._find_file(location),
+                self._map_to_file_location(location),
                 lambda place: self._uploads.complete(location, upload_id, part_etags, place, conditions),
             )
         return make_xml_response(
@@ -408,7 +424,7 @@ class FolderBackend:
         """Remove the path of the folder from a message, because clients identify objects by their keys."""
         return message.replace(f"file://{self._folder}/", "s3://").replace(self._folder, "the folder")
 
-    def _find_file(self, location: str) -> str:
+    def _map_to_file_location(self, location: str) -> str:
         return map_to_file_location(location, self._folder, parse_object)
 
 
@@ -416,7 +432,8 @@ def _make_location(call: S3Call) -> str:
     return f"s3://{call.address.bucket}/{call.address.key}"
 
 
-def _read_headers(file: FileInfo, request_id: str) -> dict[str, str]:
+def _build_headers(file: FileInfo, request_id: str) -> dict[str, str]:
+    """Return the headers of an answer with the content of a stored file."""
     headers = {name.title() if not name.startswith("x-amz-") else name: value for name, value in file.headers.items()}
     return {
         "Content-Type": "binary/octet-stream",

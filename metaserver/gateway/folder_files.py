@@ -62,7 +62,7 @@ _NO_ATTRIBUTE_ERRORS = frozenset((errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSPC,
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
-    """The description of an object that is a file."""
+    """The size, the modification time, the ETag and the stored headers of an object, which is a file in the folder."""
 
     size: int
     modified_ns: int
@@ -94,6 +94,7 @@ def select_kept_headers(headers: Mapping[str, str]) -> dict[str, str]:
         S3Error: The metadata exceed S3's limit.
     """
     returned_headers = {name: headers[name] for name in _KEPT if headers.get(name)}
+    # The coding `aws-chunked` describes only the body of the upload, so it is not kept.
     codings = [part.strip() for part in returned_headers.get("content-encoding", "").split(",")]
     returned_headers["content-encoding"] = ",".join(part for part in codings if part and part != "aws-chunked")
     metadata = {name: value for name, value in headers.items() if name.startswith("x-amz-meta-")}
@@ -165,7 +166,13 @@ class Staging:
             self.root.delete_file(f"{UPLOADS}/{name}")
 
     def store_headers_and_sync(self, descriptor: int, headers: Mapping[str, str]) -> None:
-        """Store the headers with the file, and sync it."""
+        """Store the headers with the file as an extended attribute, and sync the file.
+
+        If the file system has no extended attributes, the headers are not stored.
+
+        Raises:
+            S3Error: NotImplemented if the headers contain metadata (`x-amz-meta-…`), and cannot be stored.
+        """
         if headers:
             try:
                 os.setxattr(descriptor, ATTRIBUTE, msgspec.json.encode(headers))
@@ -182,7 +189,8 @@ class Staging:
         """Make the staged file the object at `place`.
 
         Raises:
-            S3Error: PreconditionFailed if a condition of the write is false.
+            S3Error: PreconditionFailed if a condition of the write is false. InvalidRequest if the key is a folder of
+                other keys, or another key is a folder in its path.
         """
         try:
             folder = self._folders.open(place.folder)
@@ -230,7 +238,11 @@ def _read_etag_at(folder: int, name: str) -> str | None:
 
 
 def copy_bytes(source: int, target: int, start: int, length: int) -> None:
-    """Append bytes of one file to another. If possible, the kernel copies them."""
+    """Append bytes of one file to another. If possible, the kernel copies them.
+
+    Raises:
+        S3Error: InvalidRequest if the source has fewer bytes.
+    """
     offset, left = start, length
     while left:
         try:

@@ -18,6 +18,7 @@ from seamark.metaserver.objects.local import TEMPORARY_PREFIX
 def list_keys(root: RootFolder, bucket: str, prefix: str, delimiter: str, after: str) -> Iterator[Listed]:
     """Yield the keys that start with `prefix` and are greater than `after`, in the order of their bytes.
 
+    With the delimiter "/", the keys below a folder are listed as one common prefix. Other delimiters have no effect.
     Symbolic links are not listed.
 
     Raises:
@@ -51,8 +52,8 @@ def _list_folder(
             continue
         child_path = path + "/" + key[len(key_prefix) :].rstrip("/")
         if is_folder:
-            # A folder may contain keys greater than `after` even if its own key is not greater. A common prefix may not
-            # be listed again.
+            # A folder may contain keys greater than `after` even if its own key is not greater. A common prefix must
+            # not be listed a second time.
             if encode_key(key) <= encoded_after and (not after.startswith(key) or (grouped and after == key)):
                 continue
             if not grouped:
@@ -72,7 +73,10 @@ def _list_folder(
 
 
 def _list_children(root: RootFolder, path: str, key_prefix: str) -> list[tuple[str, bool]]:
-    """Return the sorted keys in a folder, each with whether it is a folder. Keys of folders end with a slash."""
+    """Return the sorted keys in a folder, each with whether it is a folder. Keys of folders end with a slash.
+
+    The result is empty if the path is not a folder, or has a symbolic link.
+    """
     keys = []
     try:
         folder = root.open_folder(path)

@@ -164,7 +164,11 @@ class Uploads:
             raise _make_missing_error() from None
 
     def list_parts(self, location: str, upload_id: str) -> list[Part]:
-        """Return the parts in the order of their numbers."""
+        """Return the parts in the order of their numbers.
+
+        Raises:
+            S3Error: NoSuchUpload if the upload does not exist.
+        """
         try:
             with _close_after(self._open_existing(location, upload_id)) as folder, os.scandir(folder) as entries:
                 part_files = [
@@ -193,6 +197,10 @@ class Uploads:
             part_etags: The number and the ETag of each part.
             target: The place of the object in the folder.
             conditions: The headers of the request, which may contain conditions of the write.
+
+        Raises:
+            S3Error: NoSuchUpload if the upload does not exist, PreconditionFailed if a condition is false, or another
+                error if the list of parts is invalid.
         """
         upload = self._make_name(location, upload_id)
         parts = choose_parts(part_etags, {part.number: part for part in self.list_parts(location, upload_id)})
@@ -258,7 +266,7 @@ def parse_complete_multipart_upload(document: bytes) -> list[tuple[int, str]]:
     """Return the number and the ETag of each part in the XML of CompleteMultipartUpload.
 
     Raises:
-        S3Error: MalformedXML if the XML is invalid or declares types or entities.
+        S3Error: MalformedXML if the XML is invalid, declares types or entities, or lists no parts or too many parts.
     """
     try:
         # Decode the document before searching for "<!", because the parser would use the encoding that the document

@@ -111,6 +111,10 @@ class Forwarding:
         """Send the request to the store, signed with the server's keys, and return the store's answer.
 
         An aws-chunked body is encoded again, so its headers state the new encoding.
+
+        Raises:
+            S3Error: The body of the client is invalid.
+            RetryLater: The store did not answer.
         """
         headers = _select_forwarded_headers(call.headers)
         payload = _choose_payload(call)
@@ -193,8 +197,11 @@ class Forwarding:
     async def _read_whole(self, call: S3Call, response: aiohttp.ClientResponse) -> AsyncGenerator[bytes]:
         """Yield the body of an answer.
 
-        If the body ends early, further requests with If-Match read the missing bytes of the same object. After
-        `_FORWARD_ATTEMPTS_MAX` consecutive attempts without new bytes, the method raises an error.
+        If the body ends early, further requests with If-Match read the missing bytes of the same object.
+
+        Raises:
+            RetryLater: The last `_FORWARD_ATTEMPTS_MAX` requests returned no new bytes.
+            aiohttp.ClientError, TimeoutError: The body ended early, and further requests cannot complete it.
         """
         span, received_bytes = _read_span(call, response), 0
         pieces = _read_pieces(response.content)

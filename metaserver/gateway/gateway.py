@@ -120,7 +120,7 @@ class Gateway:
         ownership: Checks that a grant is still valid.
         backend: Answers the requests.
         metrics: The metrics of the server.
-        documents: The limit for the memory of XML in bodies, which all gateways of the server share.
+        document_limit: The limit for the memory of XML in bodies, which all gateways of the server share.
         warehouse_name: The name of a further warehouse, or an empty text for the server's own warehouse.
         recheck: Checks a grant again while the body of a request is read. The default is the method of `ownership`. For
             a further warehouse, it must also succeed after the warehouse was changed and opened again.
@@ -134,7 +134,7 @@ class Gateway:
         ownership: GrantChecker,
         backend: Backend,
         metrics: ServerMetrics,
-        documents: HolderLimit,
+        document_limit: HolderLimit,
         warehouse_name: str = "",
         recheck: Callable[[ObjectGrant], Awaitable[None]] | None = None,
     ) -> None:
@@ -150,7 +150,7 @@ class Gateway:
         # Without logins, all requests have the same principal, which may use all slots. Otherwise it may use half.
         share_divisor = 1 if settings.auth == "none" else 2
         self._slots = HolderLimit("gateway requests at once", limit, limit // share_divisor)
-        self._documents = documents
+        self._document_limit = document_limit
         self._begin_answer = backend.begin if isinstance(backend, CachingBackend) else None
         self._running: set[object] = set()
         """The requests that have begun and not ended."""
@@ -266,6 +266,7 @@ class Gateway:
         return response
 
     async def _finish(self, request: web.Request, started: StartedRequest, answer: StartedAnswer) -> web.StreamResponse:
+        """Send the remaining bytes of a started answer, and release its slot and its memory."""
         # Make aiohttp assume that its writer has sent bytes. On an error, aiohttp then closes the connection instead of
         # sending an error response.
         request.writer.output_size = 1
@@ -289,6 +290,17 @@ class Gateway:
         started_s: float,
         failure: Exception | None,
     ) -> None:
+        """Log a request, and count it in the metrics.
+
+        Args:
+            method: The method of the request.
+            status: The status of the answer.
+            length: The length of the answer in bytes, or None if it is unknown.
+            client: The principal, or an empty text if the request was not authenticated.
+            request_id: The id of the request.
+            started_s: The time at which the request began, in monotonic seconds.
+            failure: The error of the request, or None.
+        """
         is_known = method in READ_METHODS or method in WRITE_METHODS
         operation = f"{OPERATION}{method.title()}" if is_known else OPERATION
         seconds = self._clock.monotonic() - started_s
@@ -345,18 +357,20 @@ class Gateway:
         return _AdmittedRequest(address, headers, claim, grant, secret)
 
     async def _answer(self, request: web.Request, admission: _AdmittedRequest, request_id: str) -> web.StreamResponse:
+        """Check what an authenticated request may access, read its XML document if it has one, and answer it."""
         address, headers, grant = admission.address, admission.headers, admission.grant
         with self._slots.reserve(grant.principal_name), contextlib.ExitStack() as reservations:
             await self._ownership.check(grant)
             table, is_multi_delete = parse_location(grant.location), "delete" in address.query
+            # The body of a multi-object delete names the objects, so such a request is checked after its body is read.
             if not is_multi_delete:
                 check_request(request.method, address, headers, None, table)
             body = self._open_body(request, admission)
             document = None
             if body is not None and (request.method == "POST" or "tagging" in address.query):
-                reservations.enter_context(self._documents.reserve(grant.principal_name, body.length))
+                reservations.enter_context(self._document_limit.reserve(grant.principal_name, body.length))
                 document = await body.read(DELETE_BODY_MAX if is_multi_delete else PARTS_XML_BYTES_MAX)
-                body = None
+                body = None  # The body is read completely, and is available as `document`.
             if is_multi_delete:
                 check_request(request.method, address, headers, _decode_text(document), table)
             call = S3Call(
@@ -390,7 +404,11 @@ class Gateway:
         return claim, grant, secret
 
     def _open_body(self, request: web.Request, admission: _AdmittedRequest) -> Body | None:
-        """Return the unread body of a request, or None if its method has no body."""
+        """Return the unread body of a request, or None if its method has no body or if it copies another object.
+
+        Raises:
+            S3Error: InvalidRequest if the request has a body that its method does not allow.
+        """
         address, claim = admission.address, admission.claim
         if request.method not in ("PUT", "POST") or (request.method == "POST" and "uploads" in address.query):
             if request.body_exists:
@@ -418,7 +436,12 @@ def _decode_text(document: bytes | None) -> str | None:
 
 
 def _join_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return the headers by lower-case name. Several values of a header are joined by commas, as HTTP defines."""
+    """Return the headers by lower-case name. Several values of a header are joined by commas, as HTTP defines.
+
+    Raises:
+        S3Error: There are too many headers, a value has a forbidden character, or a header occurs twice that a signed
+            request may have only once.
+    """
     headers_by_name: dict[str, str] = {}
     for number, (name, value) in enumerate(headers):
         if number == _HEADERS_MAX:

@@ -75,12 +75,13 @@ class ListingRequest:
         if is_truncated:
             fields.append(("NextContinuationToken", _encode_token(page[-1].key)))
         text = "".join(f"<{name}>{value}</{name}>" for name, value in fields)
-        text += "".join(_write_contents(entry, encode(entry.key)) for entry in page)
+        text += "".join(_format_entry(entry, encode(entry.key)) for entry in page)
         return f'{XML_HEAD}<ListBucketResult xmlns="{NAMESPACE}">{text}</ListBucketResult>'.encode()
 
 
-def _write_contents(entry: Listed, key: str) -> str:
-    if not entry.etag:
+def _format_entry(entry: Listed, key: str) -> str:
+    """Return an object or a common prefix as XML. `key` is its encoded key."""
+    if not entry.etag:  # Only objects have an ETag, so the entry is a common prefix.
         return f"<CommonPrefixes><Prefix>{key}</Prefix></CommonPrefixes>"
     return (
         f"<Contents><Key>{key}</Key><LastModified>{format_timestamp(entry.modified_ns)}</LastModified>"

@@ -95,8 +95,9 @@ class GrantChecker:
     async def _check_rights(self, grant: ObjectGrant, names: Sequence[str]) -> None:
         """Check that the principal still has its login and its rights.
 
-        Rights from roles that only an OIDC token states are not checked. Keys without a namespace, which are the keys
-        of preloads and of earlier versions, are not checked either.
+        Nothing is checked for the server itself, or if the server does not authenticate clients. Rights from roles that
+        only an OIDC token states are not checked. Keys without a namespace, which are the keys of preloads and of
+        earlier versions, are not checked either.
 
         Args:
             grant: The grant of the keys.
@@ -139,7 +140,8 @@ class GrantChecker:
     async def follow(self, timeline: Timeline) -> None:
         """Follow the timeline until the task is cancelled.
 
-        If a table has an instant that is not a commit, its cached results are removed.
+        If a table has an instant that is not a commit, its cached results are removed. A check that is running then
+        caches no result.
         """
         head = await timeline.load_head()
         async with timeline.watch_instants(InstantFilter(since=head), counted=False) as watcher:

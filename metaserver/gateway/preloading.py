@@ -98,8 +98,16 @@ class Preloading:
         await watch.follow(self._queue_table, await timeline.load_head())
 
     def _queue_table(self, entry: Entry, metadata: TableMetadata) -> float:
+        """Queue the table if it has a policy for preloading.
+
+        If more than `_TABLES_MAX` tables wait, the least recently queued table is dropped.
+
+        Returns:
+            The seconds until the table is examined again without a change: infinity, because only a change matters.
+        """
         kind = metadata.properties.get(POLICY, "").lower()
         if kind in _KINDS:
+            # A filter above the limit keeps one character too many, so that `_parse_filter` refuses it.
             filter_text = metadata.properties.get(FILTER, "")[: _FILTER_CHARACTERS_MAX + 1]
             self._waiting[entry.uuid] = (entry, _Policy(kind, filter_text))
             self._waiting.move_to_end(entry.uuid)
@@ -123,6 +131,9 @@ class Preloading:
     async def _preload(self, entry: Entry, policy: _Policy) -> None:
         """Preload the files of one table. Files that were read for the same policy are not read again.
 
+        At most `_FILES_MAX` files of the plan are considered. Preloading ends when the read bytes reach the budget of
+        the table.
+
         Raises:
             SeamarkError, S3Error: The files cannot be planned or read.
         """
@@ -141,7 +152,7 @@ class Preloading:
         await self._ownership.check(grant)
         # Do not count the plan as a use of indexes.
         scan = await self._planner.bind_and_plan(metadata, ScanRequest(filter=_parse_filter(filter_text)))
-        located_rows = [scan.view.locate(row) for row in scan.entry_ids[:_FILES_MAX].tolist()]
+        located_rows = [scan.view.locate(entry_id) for entry_id in scan.entry_ids[:_FILES_MAX].tolist()]
         paths = {block.read_text("file_path", local) or "": None for block, local in located_rows}
         old_policy, known_sizes = self._preloaded.pop(entry.uuid, (policy, {}))
         known_sizes = (
@@ -168,7 +179,11 @@ class Preloading:
 
 
 def _parse_filter(text: str) -> Expression:
-    """Parse the filter of the policy. An empty text selects all files."""
+    """Parse the filter of the policy. An empty text selects all files.
+
+    Raises:
+        BadRequest: The filter is too long, or is not an Iceberg expression in JSON.
+    """
     if not text:
         return TRUE
     try:

@@ -43,7 +43,7 @@ class GatewayRouter:
             return await self.handle(request)
 
         app = web.Application(middlewares=[handle_all])
-        app.on_response_prepare.append(_name_server)
+        app.on_response_prepare.append(_set_server_header)
         app.router.add_route("*", "/{target:.*}", self.handle, expect_handler=_expect_nothing)
         return app
 
@@ -74,7 +74,7 @@ class GatewayRouter:
 
 
 async def find_gateway(warehouses: Warehouses, warehouse_id: str) -> Gateway:
-    """Return the gateway of a further warehouse.
+    """Return the gateway of a further warehouse: one that is not the server's own warehouse.
 
     Raises:
         Forbidden: The warehouse does not exist, or its clients do not use the gateway.
@@ -105,7 +105,7 @@ def _read_warehouse_id(target: str, headers: Mapping[str, str]) -> str:
     return "" if token is None else find_warehouse_id(token)
 
 
-async def _name_server(request: web.Request, response: web.StreamResponse) -> None:
+async def _set_server_header(request: web.Request, response: web.StreamResponse) -> None:
     # Set the header, because otherwise aiohttp sends its version and Python's version.
     response.headers["Server"] = "seamark"
 

@@ -80,12 +80,12 @@ async def open_gateway(
     """
     settings, clock = components.settings, components.clock
     backend = await _open_backend(components)
-    ownership = GrantChecker(components.store, clock, settings, components.authorizer)
+    grant_checker = GrantChecker(components.store, clock, settings, components.authorizer)
     gateway = Gateway(
         settings,
         clock,
         components.gateway_keys,
-        ownership,
+        grant_checker,
         backend,
         components.metrics,
         components.worker_limits.gateway_documents,
@@ -93,9 +93,9 @@ async def open_gateway(
         recheck,
     )
     async with (
-        run_in_background("gateway-tables", partial(ownership.follow, components.timeline)),
+        run_in_background("gateway-tables", partial(grant_checker.follow, components.timeline)),
         run_in_background("gateway-backend", partial(_maintain_backend, components, backend)),
-        _preload_tables(components, ownership, backend),
+        _preload_tables(components, grant_checker, backend),
     ):
         yield gateway
 

@@ -172,7 +172,7 @@ def check_signed_headers(claim: SignatureClaim, headers: Mapping[str, str]) -> N
     """Check that the signature covers the host and every `x-amz-` header, so that no intermediary can add a header.
 
     Raises:
-        S3Error: A header is not signed.
+        S3Error: A header is not signed, a signed header was not sent, or the list of signed headers is invalid.
     """
     signed_headers = set(claim.signed_headers)
     if len(claim.signed_headers) > SIGNED_HEADERS_MAX or list(claim.signed_headers) != sorted(signed_headers):
@@ -215,7 +215,7 @@ def format_canonical_request(target: RequestTarget, signed_headers: Sequence[str
 
 @lru_cache(1024)
 def _canonicalize_query(query: str) -> str:
-    """Return the canonical form of the query.
+    """Return the canonical form of the query, without the signature itself.
 
     The result is cached, because a presigned URL has a long query, and clients use it for many ranges.
     """

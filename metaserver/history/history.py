@@ -152,12 +152,13 @@ class _Counts:
         "literals",
         "plan_s",
         "samplers",
-        "sized",
         "statements",
+        "statements_with_bytes",
     )
 
     def __init__(self) -> None:
-        self.statements = self.files_in = self.files_left = self.sized = self.bytes_in = self.bytes_left = 0
+        self.statements = self.statements_with_bytes = 0
+        self.files_in = self.files_left = self.bytes_in = self.bytes_left = 0
         self.plan_s = 0.0
         self.samplers: list[StatementSampler] = []
         self.literals: list[int] = []
@@ -168,7 +169,7 @@ class _Counts:
         Unknown bytes are -1. Larger numbers than `_BYTES_MAX` are cut, because clients state them and may be wrong.
         """
         if bytes_left >= 0 <= bytes_in:
-            self.sized += 1
+            self.statements_with_bytes += 1
             self.bytes_in += min(bytes_in, _BYTES_MAX)
             self.bytes_left += min(bytes_left, _BYTES_MAX)
 
@@ -177,7 +178,7 @@ class _Counts:
             self.statements,
             self.files_in,
             self.files_left,
-            self.sized,
+            self.statements_with_bytes,
             self.bytes_in,
             self.bytes_left,
             int(self.plan_s * _MICROS_PER_SECOND),
@@ -225,8 +226,9 @@ class QueryHistory:
             plan_s: The duration of planning.
 
         Returns:
-            The list of the functions that sample statements of the shape, or None if the list is full. The caller can
-            append a function. A thread calls it before the counts are recorded.
+            The list of the functions that sample statements of this shape (statements that differ only in their
+            literals), or None if the list is full. The caller can append a function. A thread calls it before the
+            counts are recorded.
         """
         # Each plan runs these lines, so they are fast: a plain tuple finds the equal `_Key`, and `<` is faster than
         # `min`.
@@ -336,6 +338,7 @@ class QueryHistory:
         for uuid, records in (await asyncio.to_thread(_group_records_by_table, counts, times)).items():
             for start in range(0, len(records), _RECORDS_MAX):
                 part = records[start : start + _RECORDS_MAX]
+                # If no record has an owner, as on a server without logins, the limit for one owner does not apply.
                 owned_max = self._shapes_max if all(not record.owner for record in part) else self._owner_shapes_max
                 try:
                     await self._store.transact([AddQueryRecords(uuid, hour, part, self._shapes_max, owned_max)])
@@ -479,7 +482,7 @@ def _group_records_by_table(
 ) -> dict[str, tuple[QueryRecord, ...]]:
     """Take the samples of the counted statements, and return the records for the database by the UUID of the table.
 
-    The counts of a shape give one record, and the reported times of a shape give another.
+    The counts of a shape (a statement without its literals) give one record, and its reported times give another.
     """
     tables: defaultdict[str, list[QueryRecord]] = defaultdict(list)
     for key, statement_counts in counts.items():
@@ -509,7 +512,7 @@ def _group_records_by_table(
 def _take_sample(sampler: StatementSampler, uuid: str) -> StatementSample | None:
     """Return the sample of a statement, or None if there is none or if taking it fails.
 
-    A failure does not prevent that the counts are recorded.
+    After a failure, the counts are recorded nevertheless.
     """
     try:
         return sampler()

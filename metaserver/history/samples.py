@@ -83,6 +83,8 @@ def compute_repeats(literals: Sequence[int]) -> float:
 def compute_widths(bound: Expression, limits: Mapping[int, tuple[float, float]]) -> tuple[RangeWidth, ...]:
     """Return the widths of the ranges that all rows must be in.
 
+    A width is a share of the distance between the smallest and the largest value of the column, and is rounded.
+
     Args:
         bound: The bound filter.
         limits: The smallest and the largest value of numeric columns, by column id.

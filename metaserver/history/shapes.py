@@ -199,7 +199,7 @@ def drop_nan(part: Expression) -> Expression:
 
 
 def _make_terms(part: tuple[Expression, bool], find_column: Callable[[str], int | None] | None) -> list[ShapeTerm]:
-    """Return the terms of a conjunct, without its structure of AND, OR and NOT.
+    """Return at most `TERMS_MAX` terms of a conjunct, without its structure of AND, OR and NOT.
 
     Args:
         part: The conjunct, and whether it is negated.

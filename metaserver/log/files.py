@@ -140,7 +140,7 @@ class FolderFiles:
         sync_folder(self.folder)
 
     def _write(self, name: str, data: bytes, reserve_bytes: int) -> None:
-        """Write a temporary file, sync it, and rename it."""
+        """Write a temporary file, sync it, and rename it. First reserve `reserve_bytes` on the disk for the file."""
         temporary_path = self.folder / (name + _TEMPORARY_SUFFIX)
         descriptor = os.open(temporary_path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:

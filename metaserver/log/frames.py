@@ -172,8 +172,9 @@ def read_frames(segment: int, buffer: Buffer) -> Iterator[Frame]:
 def check_tail(segment: int, position: int, buffer: Buffer, name: str) -> None:
     """Check that the bytes after the last undamaged frame were never acknowledged.
 
-    The log writes a mark only after all frames before the mark are durable. So a mark after the damage shows that
-    acknowledged rows are damaged. Without such a mark, the bytes are from an append that was interrupted.
+    A mark is a frame without content. The log writes it only after all frames before it are durable. So a mark after
+    the damage shows that acknowledged rows are damaged. Without such a mark, the bytes are from an append that was
+    interrupted.
 
     Args:
         position: The position after the last undamaged frame.

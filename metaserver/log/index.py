@@ -232,8 +232,8 @@ def decode_index(data: bytes, segment: int) -> tuple[SegmentIndexHeader, int] | 
         header = convert_msgpack(data[header_position:body_position], SegmentIndexHeader)
     except msgspec.DecodeError:
         return None
-    has_body = crc32c(data[body_position:]) == header.body_crc
-    is_valid = header.version == _VERSION and header.segment == segment and has_body
+    is_body_intact = crc32c(data[body_position:]) == header.body_crc
+    is_valid = header.version == _VERSION and header.segment == segment and is_body_intact
     return (header, body_position) if is_valid else None
 
 

@@ -195,8 +195,8 @@ class ShardState:
 class GateMoved(RetryLater):
     """Raised if a commit has changed how the rows of a stream are written since the rows were checked.
 
-    Such a commit closes the gate of the stream, so that the log refuses appends, and opens it at its end. Nothing of
-    the append is stored.
+    Such a commit closes the gate of the stream, so that the log refuses appends, and opens the gate when the commit
+    ends. Nothing of the append is stored.
     """
 
 
@@ -308,9 +308,10 @@ class SharedLog(StreamLog, Protocol):
         producer: StreamProducer | None = None,
         gates: Mapping[str, int] | None = None,
     ) -> Acknowledgement:
-        """Append one batch to each of the shards atomically, if no commit has changed how their rows are written.
+        """Append one batch to each of the shards atomically, unless a commit interferes.
 
-        Such a commit closes the gate of a stream, and opens it at its end. The gate counts both.
+        A commit that changes how rows are written closes the gate of a stream, and opens it at its end. The gate counts
+        both. So the log refuses rows that were checked before such a commit.
 
         Args:
             batches: The rows for each shard.

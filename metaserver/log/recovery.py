@@ -65,7 +65,7 @@ def recover_log(files: LogFiles, state: LogState, now_ms: int, *, segment_bytes:
         segment_bytes: The size to reserve for a new segment.
 
     Raises:
-        Corrupt: Acknowledged rows are damaged or missing. No file was changed.
+        Corrupt: Acknowledged rows are damaged or missing. No acknowledged row was removed.
         OSError: The disk fails.
     """
     numbers = _list_segment_numbers(files)
@@ -95,8 +95,8 @@ def _list_segment_numbers(files: LogFiles) -> list[int]:
     for previous, number in pairwise(numbers):
         if number != previous + 1:
             raise Corrupt(
-                f"The log has no file {files.describe(make_segment_name(previous + 1))}, and files before and after it."
-                " Restore it from a copy, then start again"
+                f"The file {files.describe(make_segment_name(previous + 1))} of the log is missing, but later files "
+                "exist. Restore it from a copy, then start again"
             )
     return numbers
 
@@ -169,7 +169,8 @@ def _index_segment(files: LogFiles, segment: LogSegment) -> None:
     end = 0
     for frame in read_frames(segment.number, data):
         end = frame.end
-        if frame.kind is not FrameKind.MARK:  # Ignore marks, because a mark at the end may not be durable.
+        # Ignore a mark, which shows that all frames before it are durable. A mark at the end may not be durable itself.
+        if frame.kind is not FrameKind.MARK:
             _index_frame(segment, frame)
     check_tail(segment.number, end, data, files.describe(segment.name))
 
@@ -190,7 +191,11 @@ def _index_frame(segment: LogSegment, frame: Frame) -> Entry | None:
 
 
 def _read_head(files: LogFiles, segment: LogSegment) -> Frame:
-    """Return the first frame of a segment. Raise Corrupt if it is damaged."""
+    """Return the first frame of a segment, which contains the state of the log at the start of the segment.
+
+    Raises:
+        Corrupt: The frame is damaged, or is not of the kind `HEAD`.
+    """
     header = files.read(segment.name, 0, HEADER_BYTES)
     if len(header) == HEADER_BYTES:
         frame = read_frame(segment.number, 0, files.read(segment.name, 0, read_frame_length(header)))
@@ -251,7 +256,10 @@ def _close_after_failure(file: LogFile) -> Iterator[None]:
 
 
 def _check_continuity(files: LogFiles, segments: list[LogSegment], state: LogState) -> None:
-    """Check that the rows of the last segment follow those of the earlier segments without a gap.
+    """Check that no rows are missing between the segments.
+
+    The rows of each shard in a segment must follow its rows in the earlier segments. `state` is the state at the start
+    of the last segment, so its watermark must be the end of the rows in the earlier segments.
 
     Shards that the state no longer contains are not checked, because their streams were removed.
 
@@ -307,7 +315,10 @@ def _check_unreleased(files: LogFiles, segments: list[LogSegment], state: LogSta
             raise make_damage_error(files.describe(segment.name), undamaged_end)
 
 
-def _is_orphan(name: str, numbers: list[int]) -> bool:
-    """Return whether a file is the index file of a removed segment, which a crash during the removal can leave."""
+def _is_orphan(name: str, segment_numbers: list[int]) -> bool:
+    """Return whether a file is the index file of a removed segment, which a crash during the removal can leave.
+
+    `segment_numbers` are the numbers of all segments in ascending order. The oldest segments are removed first.
+    """
     number = parse_segment_number(name, INDEX_SUFFIX)
-    return number is not None and number < numbers[0]
+    return number is not None and number < segment_numbers[0]

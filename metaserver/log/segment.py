@@ -176,7 +176,11 @@ class LogSegment:
         return records
 
     def _read_span(self, files: LogFiles, shard: Shard, places: Sequence[FramePlace]) -> Iterator[Record]:
-        """Yield the records of a shard at places that are read together."""
+        """Yield the records of a shard in frames that are read together.
+
+        Raises:
+            Corrupt: A frame is damaged, or has no record of the shard.
+        """
         start = places[0].position
         data = files.read(self.name, start, places[-1].position + places[-1].length - start)
         for place in places:
@@ -205,9 +209,10 @@ class LogSegment:
         return decode_index(files.read_whole(make_index_name(self.number)), self.number)
 
     def use_index_file(self, header_and_position: tuple[SegmentIndexHeader, int] | None) -> None:
-        """Use the index file from now on, instead of the index in memory. None, for a damaged file, changes nothing.
+        """Use the index file from now on, and release the index in memory.
 
-        The index in memory is then released.
+        `header_and_position` is the result of `load_index_header`. If it is None, because the file is damaged, nothing
+        changes.
         """
         if header_and_position is not None:
             header, self.body_position = header_and_position
@@ -244,7 +249,7 @@ def select_segments_from(segments: Sequence[LogSegment], time_ms: int) -> Sequen
 
 
 def _split_into_runs(places: Sequence[FramePlace]) -> Iterator[Sequence[FramePlace]]:
-    """Split places into runs of places that are read together.
+    """Split the places of frames into runs that are read together.
 
     A run has no gap of more than `_GAP_BYTES_MAX`, and at most `_SPAN_BYTES_MAX`. So a read returns few unneeded bytes,
     and uses limited memory.

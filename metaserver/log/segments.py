@@ -388,8 +388,8 @@ class SegmentLog:
         """Remove the oldest segments after their retention, and return the number of removed segments.
 
         Segments are removed up to the first segment with rows that are in no data file yet. That segment and the later
-        segments are rewritten without their other rows. If `SegmentLimits.drops_unreleased` is true, old segments are
-        always removed.
+        segments are rewritten without their rows that are already in data files. If `SegmentLimits.drops_unreleased` is
+        true, old segments are always removed.
 
         Raises:
             OSError: The disk fails.
@@ -398,7 +398,10 @@ class SegmentLog:
             return await self._trim()
 
     async def _trim(self) -> int:
-        """Remove and rewrite the oldest segments, as `trim` describes. The caller has the maintenance lock."""
+        """Remove and rewrite the oldest segments, as `trim` describes, and return the number of removed segments.
+
+        The caller has the maintenance lock.
+        """
         oldest_ms = self._clock.now_ms() - self._limits.retention_ms
         # Use the released offsets of one moment for all segments. Otherwise a later segment could lose rows of a shard
         # while an earlier segment still has rows of it.
@@ -486,7 +489,8 @@ class SegmentLog:
             places = index.find_frames(offset, limit_bytes=limit_bytes, end=end)
             records = await self._runner.read(partial(segment.read_records, self._files, shard, places, offset))
         except (Corrupt, OSError) as error:
-            async with self._maintenance_lock:  # Retention may be removing or rewriting the segment: wait for its end.
+            # Retention may be removing or rewriting the segment. Wait until it has finished and set `is_gone`.
+            async with self._maintenance_lock:
                 pass
             if not segment.is_gone:
                 if isinstance(error, Corrupt):
@@ -523,6 +527,7 @@ class SegmentLog:
                 try:
                     offset = (await self._load_index(segment, shard)).find_offset(time_ms)
                 except (Corrupt, OSError) as error:
+                    # Retention may be removing or rewriting the segment. Wait until it has finished and set `is_gone`.
                     async with self._maintenance_lock:
                         pass
                     if not segment.is_gone:

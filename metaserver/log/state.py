@@ -51,7 +51,12 @@ class BatchSize(NamedTuple):
 
 
 class BatchEntry(msgspec.Struct, frozen=True, array_like=True):
-    """The position of one batch of an append: its shard, the offset of its first row, and its sizes."""
+    """The position of one batch of an append: its shard, the offset of its first row, and its sizes.
+
+    Attributes:
+        payload_bytes: The size of the rows as an Arrow IPC stream.
+        kinds_bytes: The size of the kinds of the rows: one byte for each row, or 0 if all rows are inserts.
+    """
 
     stream: str
     number: int
@@ -80,7 +85,11 @@ class AppendEntry(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class FenceEntry(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """The beginning of a session of a producer."""
+    """The beginning of a session of a producer. The log then refuses appends of the producer's earlier sessions.
+
+    Attributes:
+        epoch: The number of the session, from 1. Earlier sessions of the producer have lower numbers.
+    """
 
     time_ms: int
     producer: str
@@ -125,7 +134,7 @@ class AppendSummary(msgspec.Struct, frozen=True, array_like=True):
     sequence: int
     positions: tuple[tuple[str, int, int, int], ...]
 
-    def acknowledge(self) -> Acknowledgement:
+    def make_acknowledgement(self) -> Acknowledgement:
         """Return the answer to a repeated append."""
         positions = tuple(Position(Shard(stream, number), first, end) for stream, number, first, end in self.positions)
         return Acknowledgement(positions, duplicate=True)
@@ -312,7 +321,7 @@ class LogState:
         """Return the input topics that a new topic of the same table has replaced.
 
         A table has one input topic at a time. So a topic was replaced if the first entry of a newer topic of the table
-        follows the topic's first entry, and the newer topic has an entry at least `keep_ms` after the topic's last
+        follows the topic's first entry, and the newer topic has an entry more than `keep_ms` after the topic's last
         entry. The margin is for servers that have not noticed the replacement yet.
         """
         last_ms_by_stream: dict[str, dict[str, int]] = {}  # The time of the last entry of each topic of a stream.
@@ -396,7 +405,7 @@ class Group:
         self.entries: list[Entry] = []
 
     def append(self, batches: Mapping[Shard, Batch], producer: StreamProducer | None) -> Acknowledgement:
-        """Admit an append.
+        """Admit an append, and return its answer.
 
         Raises:
             StreamRemoved: One of the streams was removed.
@@ -408,7 +417,9 @@ class Group:
         return self.append_sizes(sizes, producer)
 
     def append_sizes(self, sizes: Mapping[Shard, BatchSize], producer: StreamProducer | None) -> Acknowledgement:
-        """Assign offsets to an append whose batch sizes are known, and add it to the group.
+        """Assign offsets to an append whose batch sizes are known, add it to the group, and return its answer.
+
+        A repeated append gets its first answer, and is not added.
 
         Args:
             sizes: The size of the batch of each shard.
@@ -441,7 +452,7 @@ class Group:
         )
 
     def fence(self, name: str) -> StreamProducerState:
-        """Admit a request that begins a session.
+        """Admit a request that begins a session of a producer, and return the state of the producer after it.
 
         Raises:
             TooManyRequests: The producer is new, and there are too many producers.
@@ -488,8 +499,12 @@ class Group:
     def _check_sequence(self, producer: StreamProducer) -> Acknowledgement | None:
         """Return the first answer if the append is a repeat, or None if it is the next append of its producer.
 
-        A repeat whose positions the log has forgotten gets an answer without positions. An append of an earlier or
-        unknown session, or after a gap, is refused.
+        A repeat whose positions the log has forgotten gets an answer without positions.
+
+        Raises:
+            ProducerFenced: The append is of an earlier or unknown session.
+            SequenceGap: An earlier append of the producer is missing.
+            TooManyRequests: The producer is new, and there are too many producers.
         """
         previous = self._find_producer(producer.name)
         self._check_producer_limit(producer.name, previous)
@@ -504,7 +519,9 @@ class Group:
                 f"The log has no session with epoch {producer.epoch} of the producer {producer.name!r}; begin a session"
             )
         if previous is not None and producer.sequence <= last_sequence:
-            repeats = (append.acknowledge() for append in previous.appends if append.sequence == producer.sequence)
+            repeats = (
+                append.make_acknowledgement() for append in previous.appends if append.sequence == producer.sequence
+            )
             return next(repeats, Acknowledgement((), duplicate=True))
         # Sequence numbers of a sparse producer may be missing. It waits for each answer, so no append can be delayed.
         if producer.sequence != last_sequence + 1 and not producer.sparse:

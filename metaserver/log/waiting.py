@@ -18,7 +18,10 @@ class Waiters:
         self._is_closed = False
 
     async def wait(self, positions: Mapping[Shard, int], timeout_s: float) -> bool:
-        """Wait until one of the shards has a row at or after its position. Return False after `timeout_s`."""
+        """Wait until one of the shards has a row at or after its position.
+
+        Return False after `timeout_s`, or if the log is closed first.
+        """
         if self._is_reached(positions):
             return True
         event = asyncio.Event()

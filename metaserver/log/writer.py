@@ -77,7 +77,7 @@ class SegmentWriter:
         The writer adds a mark after each sync, which shows that all frames before it are durable. The last mark is
         removed, because a complete segment needs no mark, and the checksum of the segment must not depend on it.
         """
-        with suppress(OSError):
+        with suppress(OSError):  # If this fails, the file only keeps its reserved space and the mark.
             self._file.truncate(self.durable_position)
         self.close()
 

@@ -15,7 +15,7 @@ class ForwardingObjects:
         self._stored_objects = stored_objects
 
     def _map_location(self, location: str) -> str:
-        """Return the location in the other store."""
+        """Return the location of the same object in `_stored_objects`. Subclasses can override this method."""
         return location
 
     async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:

@@ -127,7 +127,7 @@ class LocalObjects:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="objects-local")
 
     async def close(self) -> None:
-        """Wait for running writes, and reject new writes."""
+        """Wait for running operations. Cancel the operations that wait for a thread, and reject new operations."""
         await asyncio.to_thread(self._pool.shutdown, wait=True, cancel_futures=True)
 
     async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
@@ -192,8 +192,11 @@ class LocalObjects:
     async def run(self, location: str, work: Callable[[LocalPlace], T]) -> T:
         """Call `work` with the place of the location in a thread, and return its result.
 
-        The method translates errors of the operating system to errors that the port documents. A slow file system
-        does not block the event loop.
+        The method translates errors of the operating system to errors that the interface `ObjectStore` documents. A
+        slow file system does not block the event loop.
+
+        Raises:
+            RetryLater: The thread did not end in time. It may still run.
         """
         place = self._find_place(self._parse(location))
 
@@ -220,9 +223,12 @@ class LocalObjects:
         raise BadRequest(f"The location {str(location)!r} is outside the warehouse and the allowed locations")
 
     def _check_links(self, locations: Iterable[str]) -> None:
-        """Check that no location is a symbolic link or behind a link.
+        """Check that no location is a symbolic link or behind a link. A location that does not exist is accepted.
 
         Each folder is opened once, because most locations are files of the same folder.
+
+        Raises:
+            SeamarkError: A location is a link or behind a link, or cannot be checked.
         """
         names_by_folder: dict[str, list[str]] = {}
         for location in locations:
@@ -312,7 +318,8 @@ class DurableFolders:
             for name in place.path_below_root.split("/") if place.path_below_root else ():
                 with contextlib.suppress(FileExistsError):
                     _make_folder(name, place.umask, folder)
-                # This process cannot create files in a folder that it cannot read, so the folder needs no sync.
+                # A folder without read permission cannot be opened for a sync. Usually, this process may not create
+                # files in such a folder either, so another process has created the subfolder.
                 with contextlib.suppress(PermissionError):
                     _sync_folder(".", folder)
                 folder, parent = open_child(folder, name, os.O_PATH | os.O_DIRECTORY), folder
@@ -336,6 +343,7 @@ def _make_root_folder(folder: str, umask: int | None) -> None:
 
 
 def _make_folder(name: str, umask: int | None, parent: int | None = None) -> None:
+    """Create a folder. With `umask`, set its mode, but keep the set-group-id bit that it inherits from its parent."""
     os.mkdir(name, dir_fd=parent)
     if umask is None:
         return
@@ -394,9 +402,10 @@ def _read_range(place: LocalPlace, start: int, length: int) -> bytes:
 
 
 def _open_new(folder: int, name: str) -> tuple[str, int]:
-    """Create a file with a random name, and return a tuple (name, descriptor).
+    """Create a file with the random name `name`, and return a tuple (name, descriptor).
 
-    A file with this name can exist only after a crash, if the random numbers repeat.
+    A file with this name can exist only after a crash, if the random numbers repeat. The new name then ends with
+    hyphens.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     while True:
@@ -455,7 +464,7 @@ def drop_checksums(folder: int, name: str) -> None:
 
 
 def _walk_folder(place: LocalPlace) -> Iterator[ObjectInfo]:
-    """Yield all files below a folder without following links.
+    """Yield all files below a folder without following links. Temporary files are left out.
 
     Raises:
         SymbolicLinkError: The path of the folder itself contains a link.

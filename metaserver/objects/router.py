@@ -62,6 +62,7 @@ class RoutedObjects:
         return await store.exists(checked_location)
 
     async def check_links(self, locations: Sequence[str]) -> None:
+        """Check that none of the locations is a symbolic link or behind a link, in storages that can have links."""
         # Most locations are in a few folders, so parse only one location of each folder.
         schemes_by_folder: dict[str, str] = {}
         locations_by_scheme: dict[str, list[str]] = {}

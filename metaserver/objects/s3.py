@@ -38,7 +38,7 @@ class S3Objects(CloudObjects[S3Store]):
 
     def __init__(self, roots: Sequence[Location], settings: Settings, clock: Clock) -> None:
         super().__init__(roots, settings, clock)
-        self._unconditional_buckets: set[str] = set()
+        self._buckets_without_conditional_writes: set[str] = set()
 
     def open_bucket(self, bucket: str) -> S3Store:
         return open_bucket(bucket, self._settings)
@@ -55,17 +55,24 @@ class S3Objects(CloudObjects[S3Store]):
     async def _put_if_absent(
         self, store: S3Store, parsed_location: Location, data: bytes, attributes: dict[str, str]
     ) -> None:
-        if parsed_location.bucket not in self._unconditional_buckets:
+        """Create an object if it does not exist, also in stores without conditional writes.
+
+        Raises:
+            AlreadyExistsError: The object exists.
+        """
+        if parsed_location.bucket not in self._buckets_without_conditional_writes:
             try:
                 await super()._put_if_absent(store, parsed_location, data, attributes)
             except (exceptions.NotSupportedError, NotImplementedError):
-                self._unconditional_buckets.add(parsed_location.bucket)
+                self._buckets_without_conditional_writes.add(parsed_location.bucket)
             except exceptions.GenericError as error:
                 if read_status(error) != _NOT_IMPLEMENTED:
                     raise
-                self._unconditional_buckets.add(parsed_location.bucket)
+                self._buckets_without_conditional_writes.add(parsed_location.bucket)
             else:
                 return
+        # Another writer could create the object between the check and the write. But the names of new objects contain a
+        # random UUID, so two writers do not choose the same name.
         try:
             await obstore.head_async(store, parsed_location.path)
         except MISSING:

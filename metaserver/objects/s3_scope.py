@@ -251,6 +251,12 @@ def _check_key(bucket: str, key: str, table: Location, place_text: str, *, is_ta
 
 
 def _check_listing(address: Address, table: Location) -> None:
+    """Check that a listing returns only objects of the table.
+
+    Raises:
+        BadRequest: `max-keys` is not a number.
+        Forbidden: The listing could return other objects, or has a value that is not allowed.
+    """
     # Stores on file systems resolve dots in a prefix, so a prefix that starts with the table's location may still refer
     # to another folder. Stores may also interpret markers and tokens as paths.
     for name in ("prefix", "start-after", "marker"):
@@ -312,6 +318,9 @@ def parse_delete_body(body: str | None) -> list[str]:
 
     The XML must be unambiguous: no DTD, entity, comment, CDATA or attribute. Otherwise the store could read other keys
     than this function, which were not checked.
+
+    Raises:
+        BadRequest: The body is missing, too long, ambiguous or no such request.
     """
     if not body:
         raise BadRequest("A request that deletes several objects must be signed with its body: send it in `body`")

@@ -31,7 +31,7 @@ else:
 
 _log = structlog.get_logger("seamark.objects")
 _UPLOADS_PER_PAGE = 1000
-_GONE = "NoSuchUpload"
+_NO_SUCH_UPLOAD = "NoSuchUpload"
 _SERVER_ERROR_STATUS_MIN = 500
 """The lowest HTTP status of errors that may be temporary."""
 
@@ -86,6 +86,11 @@ async def abort_s3_uploads(uploads: Sequence[tuple[Upload, Location]], settings:
 
 
 def _open_client(settings: Settings) -> Any:
+    """Return a client of S3. It waits at most 5 s for a connection, even if an answer may take longer.
+
+    Raises:
+        StorageError: The settings or the environment of the client are invalid.
+    """
     explicit_keys = {}
     if settings.s3_access_key_id:  # Otherwise, the client gets keys from AWS's chain, and refreshes them.
         keys = load_server_keys(settings)
@@ -110,11 +115,19 @@ def _open_client(settings: Settings) -> Any:
 
 
 def _call_s3(request: Any, location: str, **options: Any) -> dict[str, Any]:
+    """Send a request to S3, and return the answer.
+
+    The answer is empty if the upload no longer exists, because another client has completed or aborted it.
+
+    Raises:
+        StorageError: S3 refuses the request.
+        RetryLater: S3 cannot answer now.
+    """
     try:
         answer: dict[str, Any] = request(**options)
     except aws_errors.ClientError as error:
         code, status = error.response["Error"].get("Code"), error.response["ResponseMetadata"]["HTTPStatusCode"]
-        if code == _GONE:
+        if code == _NO_SUCH_UPLOAD:
             return {}
         raise _make_error(
             location, f"{code} (status {status})", is_temporary=status >= _SERVER_ERROR_STATUS_MIN

@@ -35,7 +35,10 @@ def list_storages(settings: Settings) -> list[ServerStorage]:
 
 
 def make_job_keys(settings: Settings, storages: Iterable[ServerStorage]) -> Callable[[], dict[str, str]] | None:
-    """Return a function that returns the keys of jobs for all these storages. See `ServerStorage.make_job_keys`."""
+    """Return a function that returns the keys of jobs for all these storages, or None if jobs get no keys.
+
+    See `ServerStorage.make_job_keys`.
+    """
     sources = [keys for storage in storages if (keys := storage.make_job_keys(settings)) is not None]
     if not sources:
         return None
@@ -45,7 +48,7 @@ def make_job_keys(settings: Settings, storages: Iterable[ServerStorage]) -> Call
 def compute_keys_stamp(settings: Settings, now_ms: int) -> str:
     """Return a text that changes when clients must not reuse an answer with keys.
 
-    The text is empty if no storage issues keys.
+    The text is empty if no storage issues keys that depend on the caller or on the time.
     """
     stamps = [storage.compute_keys_stamp(settings, now_ms) for storage in SERVER_STORAGES.values()]
     return ",".join(str(stamp) for stamp in stamps if stamp is not None)

@@ -119,7 +119,11 @@ class Warehouse:
         return str(self.parse(location, subject, root_ok=root_ok))
 
     def parse(self, location: str, subject: str = "The location", *, root_ok: bool = False) -> Location:
-        """Return the parsed location, after the same checks as in `check`."""
+        """Return the parsed location, after the same checks as in `check`.
+
+        Raises:
+            BadRequest: The location is not below a root.
+        """
         parsed_location = parse_location(location, subject)
         for root in self._roots:
             if root.holds(parsed_location) and (root_ok or root != parsed_location):

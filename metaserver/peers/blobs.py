@@ -60,6 +60,7 @@ class FileCache:
 
         Raises:
             TooLarge: The file exceeds `limit_bytes`.
+            Corrupt: The cached copy was damaged, and is damaged again after it was loaded again.
             SeamarkError: `ObjectStore.read` failed.
         """
         file = await self._load(location)

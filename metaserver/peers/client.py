@@ -91,6 +91,10 @@ class PeerClient:
 
         `acknowledge` is called as soon as the replica answers. Its argument is whether the replica has the file in its
         cache.
+
+        Raises:
+            PeerFailed: The replica does not answer, or does not send the content.
+            PeerDamaged: The content is damaged in the second answer too.
         """
         try:
             return await self._read(address, location, limit_bytes, acknowledge, {})
@@ -118,7 +122,7 @@ class PeerClient:
 
         Raises:
             PeerFailed: The replica does not answer, or does not send the content.
-            PeerDamaged: The content does not match its digest.
+            PeerDamaged: The answer is not authentic, or its content does not match its digest.
         """
         headers, mac = self._tickets.issue(address, location)
         url = URL(f"{self._scheme}://{address}{FILE_PATH}", encoded=True)

@@ -34,7 +34,7 @@ _BREAKERS_MAX = 1024
 
 @dataclass(slots=True)
 class PeerCounts:
-    """The numbers of reads of immutable files by this process since its start."""
+    """The numbers of reads of files by this process since its start."""
 
     own: int = 0
     """Reads from the cache of this replica, because it owns the file."""
@@ -49,7 +49,10 @@ class PeerCounts:
     skipped: int = 0
     """Reads for which the owner was skipped, because it had failed before."""
     direct: int = 0
-    """Reads from the storage because this replica is alone, or the file is too large for the cache."""
+    """Reads from the storage because this replica is alone, or the cache cannot be used for the file.
+
+    The cache has no files that can change or are too large. A damaged copy is not used either.
+    """
 
     def as_dict(self) -> dict[str, int]:
         return {item.name: getattr(self, item.name) for item in fields(self)}
@@ -89,6 +92,10 @@ class PeerObjects(ForwardingObjects):
         """Read a file through its owner, the replica that caches the file for all replicas.
 
         A file that can change is read from the storage, as is every file if no replica can answer.
+
+        Raises:
+            ObjectMissing: The file does not exist.
+            TooLarge: The file has more than `limit_bytes` bytes.
         """
         checked_location = str(self._warehouse.parse(location))
         ranked_replicas = self._membership.rank_replicas(checked_location) if is_immutable(checked_location) else []
@@ -123,7 +130,9 @@ class PeerObjects(ForwardingObjects):
         return breaker
 
     async def _read_owned_file(self, location: str, limit_bytes: int | None) -> bytes:
-        """Read a file from the cache of this replica, or from the storage if the cache cannot have it.
+        """Read a file from the cache of this replica.
+
+        If the file is too large for the cache, or if the cached copy is damaged, the storage is read.
 
         Raises:
             TooLarge: The file has more than `limit_bytes` bytes.
@@ -189,7 +198,11 @@ class PeerObjects(ForwardingObjects):
             await asyncio.wait((pending.answer,), timeout=latency.value_s)
 
     def _read_result(self, pending: PendingRequest, owner: str, began_s: float) -> bytes | None:
-        """Return the content of a finished answer, or None after a failure, which the circuit breaker counts."""
+        """Return the content of a finished answer, or None after a failure.
+
+        The circuit breaker counts the failure, unless the owner has begun to answer and its answer is not damaged. The
+        owner is then available, but does not have the file.
+        """
         now_s = self._clock.monotonic()
         try:
             content = pending.answer.result()

@@ -16,7 +16,7 @@ _SAMPLES_PER_COMPUTATION = 16
 class Percentile:
     """The 95th percentile of the last `LATENCY_SAMPLES` durations, times `factor`, limited to `min_s` to `max_s`.
 
-    Until there are enough durations, `value_s` is `initial_s`.
+    Before the first `_SAMPLES_PER_COMPUTATION` durations, `value_s` is `initial_s`.
     """
 
     def __init__(self, initial_s: float, *, min_s: float, max_s: float, factor: float = 1.5) -> None:
@@ -28,7 +28,7 @@ class Percentile:
         self.value_s = initial_s
 
     def add(self, seconds: float) -> None:
-        """Add a duration, and compute the percentile again if enough durations are new."""
+        """Add a duration. After every `_SAMPLES_PER_COMPUTATION` durations, compute the percentile again."""
         self._samples.append(seconds)
         self._samples_since_computation += 1
         if self._samples_since_computation >= _SAMPLES_PER_COMPUTATION:

@@ -34,7 +34,7 @@ def bind_peer_socket(settings: Settings) -> socket.socket:
     """Return a bound TCP socket that does not listen yet.
 
     Raises:
-        ConfigError: The address is in use, or is not an address of this machine.
+        ConfigError: The host cannot be resolved, or the address is in use or is not an address of this machine.
     """
     name = "peer_listen" if settings.peer_listen else "peer_address"
     setting = getattr(settings, name)
@@ -136,7 +136,7 @@ async def open_peers(
     clock: Clock,
     observer: RequestObserver,
 ) -> AsyncIterator[Peers]:
-    """Open the peer tier, and bind the port.
+    """Open the cache of files that replicas share, and bind the port for the requests of other replicas.
 
     Raises:
         ConfigError: The address cannot be used.

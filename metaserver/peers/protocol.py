@@ -88,13 +88,13 @@ class PeerTickets:
     """A signer and verifier of requests and answers with the keyring of all replicas."""
 
     def __init__(self, keyring: Keyring, clock: Clock, ticket_record: TicketRecord, *, leeway_s: int) -> None:
-        """Create the tickets of this replica.
+        """Create the signer of a replica. A ticket authenticates one request to another replica.
 
         Args:
             keyring: The keyring of all replicas.
-            clock: The clock.
+            clock: The clock of this replica.
             ticket_record: The tickets that this replica has already accepted.
-            leeway_s: The allowed clock difference.
+            leeway_s: The allowed difference between the clocks of two replicas in seconds.
         """
         self._keyring = keyring
         self._clock = clock
@@ -125,7 +125,7 @@ class PeerTickets:
             The decoded location, and the id of the key followed by the HMAC of the request.
 
         Raises:
-            Unauthenticated: The ticket is invalid, or was already accepted.
+            Unauthenticated: The ticket is invalid, has expired, was already accepted, or is older than this replica.
         """
         try:
             if len(ticket) != _TICKET_CHARS:
@@ -155,7 +155,7 @@ class PeerTickets:
         return head_bytes + self._compute_answer_mac(request_mac, head_bytes)
 
     def unseal(self, request_mac: bytes, data: bytes) -> AnswerHead:
-        """Return the head of an answer to this request.
+        """Return the head of an answer to this request: the outcome, and the length and hash of the content.
 
         Raises:
             BadAnswer: The data are not the head of an answer to this request.

@@ -54,7 +54,7 @@ _log = structlog.get_logger("seamark.peers")
 
 
 class RequestObserver(Protocol):
-    """The port that receives the data for metrics."""
+    """The interface that receives the data of each request for metrics."""
 
     def observe(self, operation: str, status: int, seconds: float, error: BaseException | None) -> None: ...
 
@@ -124,7 +124,7 @@ class PeerServer:
         return web.Response(status=status)
 
     async def _answer(self, request: web.Request, location: str, mac: bytes) -> web.StreamResponse:
-        """Send the headers at once, and the file when it has been read."""
+        """Send the headers after at most `_CACHE_WAIT_S`, and the file when it has been read."""
         # Continue the read if the other replica disconnects, so that the next request finds the file here.
         is_checked = CHECK_HEADER in request.headers
         read_task = asyncio.get_running_loop().create_task(

@@ -30,7 +30,7 @@ def log_safely(log: Callable[..., object], event: str, **fields: Any) -> None:
 async def run_in_background(name: str, work: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
     """Run `work` in the background while the context is active.
 
-    A failure is logged, and `work` restarts after a delay.
+    If `work` ends or fails, it restarts after a delay. A failure is logged.
     """
 
     async def repeat_work() -> None:

@@ -67,7 +67,11 @@ def prepare_home(settings: Settings) -> list[Path]:
 def make_private(settings: Settings) -> list[Path]:
     """Make the home folder and the server's files private, and return the paths that were not private.
 
-    The function works like `prepare_home`, but creates nothing.
+    The function works like `prepare_home`, but creates nothing. In a new home folder, which contains no data yet, paths
+    are made private, but not returned.
+
+    Raises:
+        ConfigError: A path cannot be made private, or is a link that may not be used.
     """
     repaired_paths: list[Path] = []
     try:
@@ -136,6 +140,9 @@ def _make_contents_private(home: Path) -> list[Path]:
 
     A link is refused if it has the name of a secret file, or if another account could change its target. Other links
     are left unchanged.
+
+    Raises:
+        ConfigError: A link is refused, or a file belongs to another account.
     """
     repaired_paths: list[Path] = []
     for name in sorted(os.listdir(home)):
@@ -168,7 +175,11 @@ def _make_tree_private(folder: Path) -> list[Path]:
 
 
 def _make_file_private(path: Path) -> list[Path]:
-    """Make a database file private, and return it in a list if it was not. A missing file is ignored."""
+    """Make a database file private, and return it in a list if it was not. A missing file is ignored.
+
+    Raises:
+        ConfigError: The file is a symbolic link, or belongs to another account.
+    """
     try:
         status = path.lstat()
     except FileNotFoundError:
@@ -180,8 +191,10 @@ def _make_file_private(path: Path) -> list[Path]:
 
 
 def _make_path_private(path: Path) -> list[Path]:
-    """Remove all permissions of group and others. Return the path in a list if it had any of them, otherwise an empty
-    list.
+    """Remove all permissions of group and others from a file or folder.
+
+    Returns:
+        The path in a list if it had such permissions. Otherwise, or for a symbolic link, an empty list.
     """
     # Use a path, not a descriptor, because closing a descriptor of a database would release SQLite's locks in this
     # process.
@@ -222,9 +235,12 @@ def create_private(path: Path, data: bytes) -> None:
 
 
 def write_server_file(settings: Settings, url: str, port: int) -> Path:
-    """Write the address of the running server to `<home>/server.json`, for scripts that use port 0."""
+    """Write the address of the running server to `<home>/server.json`, and return the path of this file.
+
+    Scripts read it if the server has port 0, for which the system chooses the port.
+    """
     path = settings.home / SERVER_FILE_NAME
-    # The file is renamed when it is complete, so that a script never reads a part of it.
+    # Write a file with another name first, and rename it. So a script never reads an incomplete file.
     new_path = path.with_name(f".server-{os.getpid()}.json")
     new_path.unlink(missing_ok=True)
     create_private(new_path, encode_json({"port": port, "pid": os.getpid(), "url": url, "auth": settings.auth}))
@@ -252,7 +268,8 @@ def lock_home(settings: Settings, command: str | None = None) -> Iterator[None]:
         command: The command that needs the home, or None for a server.
 
     Raises:
-        ConfigError: Another process holds the lock. The message contains the address of the server.
+        ConfigError: Another process holds the lock, or the file cannot be opened or locked. If a server holds the lock,
+            the message contains its address.
     """
     path = settings.home / LOCK_NAME
     try:
@@ -263,7 +280,7 @@ def lock_home(settings: Settings, command: str | None = None) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            if error.errno not in (errno.EAGAIN, errno.EACCES):  # The file system has no locks, as some network disks.
+            if error.errno not in (errno.EAGAIN, errno.EACCES):  # Some network disks have no locks.
                 raise ConfigError(f"Cannot lock {path}: {error.strerror}; keep the home on a local disk") from None
             holder = f"from the home {settings.home}: {_describe_server(settings, lock)}"
             raise ConfigError(

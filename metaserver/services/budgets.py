@@ -33,7 +33,7 @@ The second number exceeds a day if the window ends on the next day.
 
 
 def parse_windows(text: str) -> tuple[Window, ...] | None:
-    """Parse the windows of a property.
+    """Parse the time windows in which jobs may run, such as `22:00-06:00`, from a property.
 
     Returns:
         An empty tuple if the text names no window, or None if the text is invalid.
@@ -76,9 +76,9 @@ def compute_window_wait_s(windows: str, now_ms: int) -> float:
 
 
 def apply_window_and_priority(job: Job, properties: Mapping[str, str]) -> Job:
-    """Return the job with the window and the priority from the table's properties.
+    """Return the job with the time window and the priority from the table's properties.
 
-    Invalid values are ignored.
+    Invalid values are ignored, and also the window for services whose jobs run at any time.
     """
     window = "" if _ignores_windows(job.service) else properties.get(WINDOW, "")
     priority_change = PRIORITIES.get(properties.get(PRIORITY, NORMAL), 0)

@@ -31,12 +31,16 @@ class DependentJobs:
         self._tables_by_job: dict[Key, Set[TableName]] = {}
         self._tenants_by_job: dict[Key, str] = {}
         self._pair_count = 0
+        """The number of pairs of a job and a table on which it depends."""
         self._pairs_by_tenant: Counter[str] = Counter()
+        """The number of these pairs for each tenant."""
         self._unseen_uuids: set[str] = set()
         """The UUIDs of recorded tables that the present sweep over all tables has not seen yet."""
 
     def record(self, job: Job, tables: Set[TableName]) -> None:
         """Record the tables on which a job depends. They replace the tables that were recorded before.
+
+        The current sweep over all tables then keeps the jobs of the job's table (`mark_seen`).
 
         If the limit of recorded tables is reached, nothing is recorded, and changes of the tables cause no job. The
         recorded job has a minimum pause, because several tables may change often.

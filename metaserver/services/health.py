@@ -105,7 +105,8 @@ def measure_health(
         *_find_metadata_problems(health, metadata),
         *_find_replacement_problems(metadata),
     )
-    # Problems of indexes are not included, because indexes are built at any time.
+    # The maintenance window delays the jobs that correct these problems. It does not apply to indexes, which are built
+    # at any time; their problems are not in this list.
     after_s = compute_window_wait_s(metadata.properties.get(WINDOW, ""), now_ms)
     timed_problems = (
         msgspec.structs.replace(problem, after_s=after_s if problem.enabled else 0.0) for problem in problems
@@ -213,5 +214,5 @@ def _find_replacement_problems(metadata: TableMetadata) -> Iterator[Problem]:
         "replacement with other rows",
         f"{len(mismatches):,} snapshots have the operation replace, but other rows than their parents; the summary of "
         f"the newest, {newest_id}, says that {reason}",
-        "readers of changes may miss these rows; find out which program committed it",
+        "readers of changes may miss these rows; find out which program committed them",
     )

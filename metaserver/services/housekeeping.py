@@ -77,7 +77,7 @@ class Housekeeping:
     async def run_round(self) -> dict[str, int]:
         """Run all tasks once, and return the count of each task, by name.
 
-        If a task fails, the other tasks still run.
+        If a task fails, it has no count, and the other tasks still run.
         """
         counts: dict[str, int] = {}
         for name, task in self._tasks.items():
@@ -94,7 +94,8 @@ class Housekeeping:
     async def _compare_clock(self) -> int:
         """Compare the clock with the recorded time, and return the number of new gaps.
 
-        The comparison is part of each round, so that the time between two comparisons is short.
+        The comparison is part of each round, so that the time between two comparisons is short. The first comparison
+        has no new gaps.
         """
         gaps = (await read_passed_time(self._store, self._clock)).gaps
         new_gap_count = len(set(gaps).difference(gaps if self._gaps is None else self._gaps))

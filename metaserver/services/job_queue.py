@@ -141,7 +141,7 @@ class JobQueue:
     def put(self, job: Job, *, delay_s: float = 0.0) -> bool:
         """Add the job, or replace the waiting job of the same table and service.
 
-        The job is due in `delay_s` seconds, or when the pause after its last run has ended.
+        The job is due in `delay_s` seconds, or when the pause after its last run has ended, if that is later.
 
         Returns:
             False if the tenant has no free place.
@@ -254,7 +254,10 @@ class JobQueue:
             del self._counts[job.tenant]
 
     def _push_item(self, entry: _Entry) -> None:
-        """Add an item for a waiting job to the heap of delayed jobs. An earlier item of the job becomes stale."""
+        """Add an item for a waiting job to the heap of delayed jobs. An earlier item of the job becomes stale.
+
+        If the heaps have too many items for the number of jobs, they are built again without the stale items.
+        """
         self._last_item += 1
         entry.item = self._last_item
         heappush(self._delayed_heap, (entry.due_s, entry.item, entry.job.key))
@@ -312,7 +315,9 @@ class JobQueue:
             self.finish(job, failed=True)
 
     def _forget_ended_pauses(self, now_s: float) -> None:
-        """Forget pauses that have ended, and tenants without jobs. `now_s` is the monotonic time in seconds.
+        """Forget pauses that have ended, and tenants without jobs, if there are many of them.
+
+        `now_s` is the monotonic time in seconds.
 
         A tenant without jobs is kept while its jobs have run for longer than those of the tenant that was served last
         (`_newest_run_s`). Otherwise it would start again with a shorter time, and get more than its share.

@@ -121,11 +121,18 @@ class JobProposer(ABC):
         return frozenset()
 
     def find_problems(self, state: TableState) -> Iterator[Problem]:
-        """Yield the problems of a table that jobs of the service correct, and the invalid properties."""
+        """Yield the problems of a table that jobs of the service correct, and the invalid properties.
+
+        The default is no problems. Services that find problems override this method.
+        """
         return iter(())
 
     def is_on(self, metadata: TableMetadata) -> bool:
-        """Return whether the policy of the table enables the service."""
+        """Return whether the policy of the table enables the service.
+
+        If the table does not have the property that switches the service, the server's settings decide. A service
+        without such a property is always enabled.
+        """
         switch = self.service.switch
         return switch is None or parse_bool(metadata.properties, switch, self._settings.runs_by_default(self.service))
 

@@ -254,7 +254,7 @@ class ColumnTtl(RewriteProposer):
         return self.make_job(entry, _compute_ttl_pause_s(policy))
 
     def recheck_after_s(self, metadata: TableMetadata) -> float:
-        """Return the number of seconds after which the table is examined again."""
+        """Return the seconds after which the table is checked again, or NEVER if no column can expire."""
         if not self.is_on(metadata):
             return NEVER
         try:
@@ -264,7 +264,7 @@ class ColumnTtl(RewriteProposer):
         return NEVER if policy is None else _compute_ttl_pause_s(policy)
 
     def find_problems(self, state: TableState) -> Iterator[Problem]:
-        """Yield a problem if files of old partitions contain values of expired columns."""
+        """Yield a problem if files of old partitions have values of expired columns, or if a property is invalid."""
         metadata = state.metadata
         try:
             policy = TtlPolicy.from_properties(metadata.properties)
@@ -387,16 +387,17 @@ class SnapshotExpiration(JobProposer):
 
 
 class OrphanFileRemoval(JobProposer):
-    """Proposes jobs that remove the files in the folders of a table that no snapshot references."""
+    """Proposes jobs that remove orphan files: files in a table's folders that no snapshot and no metadata name."""
 
     service = ORPHAN_FILES
     _PAUSE_S = 24 * 3600.0
     """The minimum time between two removals for a table. Each removal lists all files of the table."""
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
-        """Propose a job if the table has changed since the last job, at most once a day.
+        """Propose a job if the service is on for the table, and the server may delete the table's files.
 
-        The job has to search the storage, because the metadata do not list orphan files.
+        The job has to search the storage, because the metadata do not list orphan files. So the queue starts at most
+        one job in `_PAUSE_S`.
         """
         if not (self.is_on(metadata) and is_collectable(metadata)):
             return None
@@ -430,7 +431,7 @@ class TableStatistics(JobProposer):
         return self.make_job(entry, compute_rewrite_pause_s(_count_data_files(snapshot)))
 
     def find_problems(self, state: TableState) -> Iterator[Problem]:
-        """Yield a problem if the statistics of a table are stale.
+        """Yield a problem if the statistics of a table are stale, or if a property is invalid.
 
         Tables without statistics are ignored unless their policy enables statistics, because most queries need none.
         """
@@ -531,16 +532,16 @@ class AutoAdvice(RewriteProposer):
     service = AUTO_ADVICE
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
-        """Propose a job regularly, because neither statements nor the end of a measuring period change the table.
+        """Propose a job that does the next step of a trial: apply a proposal, measure it, and keep or undo it.
 
-        The job asks the server for the next step.
+        The job is proposed regularly, because neither statements nor the end of a measurement change the table.
         """
         if metadata.current_snapshot is None or not self.is_on(metadata):
             return None
         return self.make_job(entry, RECHECK_S)
 
     def recheck_after_s(self, metadata: TableMetadata) -> float:
-        """Return the seconds until the next step of a trial of advice may be due. Without trials, it is never due."""
+        """Return the seconds after which `propose` must be called again, or NEVER if the service is off."""
         return RECHECK_S if self.is_on(metadata) else NEVER
 
 

@@ -90,7 +90,10 @@ class RunLog:
         return has_failed
 
     def _note_result(self, job: Job, *, failed: bool) -> None:
-        """Remember whether the last run of a job succeeded."""
+        """Remember whether the last run of a job succeeded.
+
+        If `_jobs_without_failure` has too many jobs, all are forgotten. `_has_failed` then reads the timeline again.
+        """
         if failed:
             self._jobs_without_failure.discard(job.key)
             return

@@ -155,9 +155,10 @@ class Scheduler:
 
     @property
     def _blocked_s(self) -> float:
-        """The time for which a replica that cannot run jobs keeps the lease, and then leaves it to other replicas.
+        """The time for which a replica that cannot run jobs keeps the lease.
 
-        It is shorter than the lease, which is not renewed in this time.
+        Then the replica releases the lease, and waits as long again, so that another replica can take the lease. The
+        replica does not renew the lease while it keeps it, so this time is shorter than the lease.
         """
         return self._lease.lasts_s * 2 / 3
 
@@ -288,7 +289,10 @@ class Scheduler:
             self._observer.set_running_jobs(name, counts[name], done_bytes[name], total_bytes[name])
 
     async def _run_jobs(self, queue: JobQueue, launcher: JobRunner) -> None:
-        """Run jobs of the queue with one launcher, one after another."""
+        """Run jobs of the queue with one launcher, one after another, until the lease is lost or the store fails.
+
+        An unexpected error counts as a failure of its job.
+        """
         try:
             while True:
                 try:
@@ -353,7 +357,11 @@ class Scheduler:
         )
 
     async def _run_job(self, queue: JobQueue, launcher: JobRunner, job: Job) -> None:
-        """Run a job that the queue returned, if it is still needed and permitted, and record its result."""
+        """Run a job that the queue returned, if it is still needed, and record its result.
+
+        If another job rewrites files of the table, or the time window of the job has closed, the job is queued again. A
+        job that is not permitted fails.
+        """
         if not await self._is_needed(job):  # The table was dropped or renamed, or its policy changed.
             queue.discard(job.key)
             queue.finish(job, failed=False)

@@ -140,7 +140,7 @@ def _make_launcher(
 def _make_environment(settings: Settings, storages: Sequence[ServerStorage], *, is_further: bool) -> dict[str, str]:
     """Return the environment variables of jobs.
 
-    Jobs of an additional warehouse (`is_further`) get no keys of encrypted Parquet files: they do not receive the
+    Jobs of a further warehouse (`is_further`) get no keys of encrypted Parquet files: they do not receive the
     server's variables for these keys, and the settings of such a warehouse have neither a key file nor a KMS.
     """
     variables = list_job_variables(storages, settings if is_further else None)

@@ -68,10 +68,11 @@ class TableWatch:
         """
 
     async def follow(self, examine: Examine, since: str | None) -> None:
-        """Examine each table soon after it changes, until the task is cancelled.
+        """Pass each table to `examine` soon after it changes, until the task is cancelled.
 
         Args:
-            since: The position on the timeline from which to follow.
+            examine: Receives the entry and the metadata of a table that has changed.
+            since: The position on the timeline after which changes count, or None for all changes on the timeline.
         """
         async with self._timeline.watch_instants(InstantFilter(since=since), counted=False) as watcher:
             while True:
@@ -89,7 +90,7 @@ class TableWatch:
     async def examine_all(
         self, examine: Examine, *, pause: bool = True, on_table: Callable[[str], None] = lambda _: None
     ) -> int:
-        """Examine all tables that have changed or are due, and return the number of examined tables.
+        """Pass all tables that have changed or are due to `examine`, and return their number.
 
         Args:
             examine: Examines a table, and returns the seconds after which the table is due again if it is unchanged.
@@ -142,9 +143,10 @@ class TableWatch:
             return {}
 
     async def _examine_table(self, entry: Entry, policies: Policies, examine: Examine) -> float:
-        """Examine a table with its policies, and return the seconds after which it is due again if it is unchanged.
+        """Load a table with its policies, pass it to `examine`, and return the result of `examine`.
 
-        The result is 0 after an error, so that the next sweep examines the table again.
+        The result is the number of seconds after which the table is passed again if it is unchanged. It is 0 after an
+        error, so that the next sweep passes the table again.
         """
         log_fields = {"namespace": entry.namespace, "table": entry.name}
         try:

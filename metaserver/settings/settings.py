@@ -639,9 +639,7 @@ class Settings(
         }
 
     def redact(self) -> dict[str, Any]:
-        """Return the settings in a form for logs: secrets as ***, URLs without passwords, paths and tuples as JSON
-        values.
-        """
+        """Return the settings in a form for logs: secrets as ***, URLs without passwords, and paths as text."""
         redacted_values: dict[str, Any] = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -656,7 +654,7 @@ class Settings(
 
 
 def redact_url(url: str) -> str:
-    """Return `url` without its password and query, because both may contain secrets."""
+    """Return `url` without its password and query, because both may contain secrets. An invalid URL becomes `***`."""
     try:
         parts = urlsplit(url)
     except ValueError:

@@ -32,8 +32,9 @@ _TYPES: dict[str, Any] = typing.get_type_hints(Settings)
 
 
 def resolve_settings(flags: Mapping[str, Any], environment: Mapping[str, str], config: Path | None = None) -> Settings:
-    """Return the settings. A flag has precedence over a variable, a variable over the TOML file, and the file over a
-    default.
+    """Return the settings from all sources.
+
+    A flag has precedence over a variable, a variable over the TOML file, and the file over a default.
 
     Args:
         flags: Text, number, boolean or sequence by field name. None means that the flag is not set.
@@ -60,7 +61,7 @@ def resolve_settings(flags: Mapping[str, Any], environment: Mapping[str, str], c
 
 
 def find_exposed_secrets(environment: Mapping[str, str], config: Path | None = None) -> tuple[Path, list[str]] | None:
-    """Return the TOML file and the secrets in it if other accounts can read the file, otherwise None."""
+    """Return the TOML file and the names of the secrets in it if every account can read the file, otherwise None."""
     if config is None and environment.get(CONFIG_VARIABLE):
         config = Path(environment[CONFIG_VARIABLE])
     if config is None:
@@ -315,7 +316,10 @@ def _parse_truth(value: Any, make_error: MakeError) -> bool:
 
 
 def _parse_list(value: Any, make_error: MakeError) -> tuple[str, ...]:
-    """Return a TOML array or repeated flag unchanged, and a text split at its commas."""
+    """Return the strings of a TOML array or of a repeated flag, or the parts of a text that are separated by commas.
+
+    Empty parts are left out. Raise the error of `make_error` for other values.
+    """
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     if not isinstance(value, (list, tuple)):

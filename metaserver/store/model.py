@@ -151,6 +151,7 @@ class RegisteredIndexFile(msgspec.Struct, frozen=True):
     """The id of the definition (`seamark.formats.index.definitions`)."""
     kind: str
     level: int
+    """The level: 0 for a file that a build wrote. Each merge of files adds 1."""
     files: int
     """The number of data files that the index file describes."""
     rows: int
@@ -267,7 +268,11 @@ class ColumnReads(msgspec.Struct, frozen=True):
     """
 
     column_id: int
-    """The field id of the column, or `EVERY_COLUMN`, `UNKNOWN_COLUMNS` or `NAMED_COLUMNS`."""
+    """The field id of the column, or a constant in place of an id.
+
+    `EVERY_COLUMN`: all or very many columns. `UNKNOWN_COLUMNS`: the reads that named no columns. `NAMED_COLUMNS`: the
+    reads that named their columns.
+    """
     oldest_age_d: int
     reads: int
     first_day: int
@@ -386,7 +391,7 @@ class AppliedAdvice(msgspec.Struct, frozen=True):
 
 
 class StoredWarehouse(msgspec.Struct, frozen=True):
-    """A further warehouse of the server. The name of its database contains `id`."""
+    """A further warehouse of the server, besides its own. The name of its database contains `id`."""
 
     name: str
     id: str
@@ -534,7 +539,7 @@ class Claim(msgspec.Struct, frozen=True):
     Attributes:
         location: The key of the location, by which locations are compared. `spelled` is the location itself.
         uuid: The UUID of the entry.
-        shared: Whether other entries may also claim folders that contain the location or are inside it, as shared.
+        shared: Whether the claim is shared. Shared claims of several entries may contain each other, or be equal.
     """
 
     location: str

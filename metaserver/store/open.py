@@ -51,6 +51,7 @@ async def open_store(
 
     Raises:
         ConfigError: The scheme of the URL is unknown, the database is unsuitable, or it refuses the credentials.
+        RetryLater: The database does not answer.
     """
     if parse_scheme(url) == SQLITE_SCHEME:
         async with open_sqlite(parse_sqlite_path(url), clock=clock, queue_limit=queue_limit) as store:

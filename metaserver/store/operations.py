@@ -183,7 +183,7 @@ class ClaimLocations(Operation, frozen=True):
     uuid: str
     locations: tuple[ClaimedLocation, ...]
     fresh: bool = False
-    """Whether the claims must be the first of the UUID. Otherwise the operation raises BadRequest."""
+    """Whether the UUID must be new. If it is true and the UUID already has claims, BadRequest is raised."""
     namespace: NamespacePath = ()
     """The namespace of `name`."""
     name: str = ""
@@ -193,9 +193,9 @@ class ClaimLocations(Operation, frozen=True):
     if the creator may create and write every entry of the namespace.
     """
     checked: bool = True
-    """Whether to refuse locations that overlap those of other entries. Old server versions did not refuse them."""
+    """Whether locations are checked: whether overlaps with other entries are refused. Old versions accepted them."""
     returns: bool = False
-    """Whether a dropped entry may become live again. If a live entry is in its location, CommitConflict is raised."""
+    """Whether a dropped entry may return: become live again. A live entry in its location causes CommitConflict."""
     only_name: bool = False
     """Whether the UUID may have only one live name. An earlier operation of the transaction creates the entry."""
 
@@ -208,9 +208,10 @@ class AllowLocations(Operation, frozen=True):
 
 
 class ReleaseLocations(Operation, frozen=True):
-    """Remove the claims of a UUID without a live or dropped name if none of its files remain (`retained` is None).
+    """Remove the claims of a table, view or function if its last name was removed, and none of its files remain.
 
-    If files remain, keep the claims: only new entries of the namespace of `retained` may use the locations.
+    The caller sets `retained` to None if no files remain. Otherwise `retained` is the removed entry, and its claims are
+    kept. Then only new entries of its namespace may use the locations.
     """
 
     uuid: str
@@ -338,7 +339,7 @@ class RecordRemovalFlush(Operation, frozen=True):
 
 
 class TakeRemovalFlush(Operation, frozen=True):
-    """Remove the record of the snapshot that `RecordRemovalFlush` made before a commit that removes rows.
+    """Remove the record that `RecordRemovalFlush` has made of the snapshot of a flush.
 
     The result is True if the commit has read this snapshot. Then the commit need not flush again. If two callers remove
     the record, it is True for only one. A record with another snapshot is also removed, and the commit flushes again.
@@ -367,9 +368,9 @@ class RenewPlanTable(Operation, frozen=True):
 class LeasePlanSnapshots(Operation, frozen=True):
     """Extend the leases of plan snapshots, or end them. The result is the number of existing plans.
 
-    A plan snapshot shows a plan as a snapshot of the planned table, which is `of_name` in `namespace`. Only requests
-    with the value `audience`, such as those of one engine's catalog, see it. The leases end at `expires_ms` or later,
-    or exactly then if `withdraw` is true.
+    A plan snapshot shows a plan as a snapshot of the planned table, whose name is `of_name` in `namespace`. Only
+    requests with the value `audience`, such as those of one engine's catalog, see it. An extended lease ends at
+    `expires_ms` or later. If `withdraw` is true, the leases are shortened or extended to end exactly at `expires_ms`.
     """
 
     namespace: NamespacePath
@@ -402,7 +403,7 @@ class RetirePlanTables(Operation, frozen=True):
 
 
 class ForgetPlanTable(Operation, frozen=True):
-    """Remove the row of a retired plan whose files were deleted. The row of a plan with a name does not change."""
+    """Remove the row of a plan if it has no name (it is retired). The caller has deleted the files of the plan."""
 
     id: str
 
@@ -618,7 +619,9 @@ class EndPriority(Operation, frozen=True):
 
 
 class CheckFence(Operation, frozen=True):
-    """Check that the named lease still has the fencing number `fence`. No other holder gets it in this transaction.
+    """Check that the named lease still has the fencing number `fence`.
+
+    No other holder can take the lease until this transaction ends.
 
     Raises:
         CommitConflict: `fence` is not the fencing number of the lease.

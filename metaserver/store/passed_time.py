@@ -99,9 +99,9 @@ def _get_end(gap: Gap) -> int:
 
 
 async def read_passed_time(store: PointerStore, clock: Clock) -> PassedTime:
-    """Read the clock, and return the reading together with the periods whose time did not certainly pass (gaps).
+    """Read the clock, and return the reading with its gaps: periods in which the clock was possibly set forward.
 
-    From these, callers compute ages that do not increase when a clock is set forward. The reading is recorded in the
+    From the gaps, callers compute ages that do not increase when a clock is set forward. The reading is recorded in the
     database, at most once a minute unless the clock has jumped.
     """
     text = await store.load_cursor(_CURSOR)

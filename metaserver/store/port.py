@@ -111,7 +111,7 @@ class PointerStore(Protocol):
     async def load_namespace(self, path: NamespacePath) -> Namespace | None: ...
 
     async def list_namespaces(self, parent: NamespacePath, after: str | None, limit: int) -> list[NamespacePath]:
-        """Return the paths of the direct children of `parent` after the name `after`, sorted by code points.
+        """Return up to `limit` direct children of `parent` after the name `after`, sorted by code points.
 
         The method does not read the properties, because each namespace may have a megabyte of them.
         """
@@ -135,7 +135,7 @@ class PointerStore(Protocol):
     async def list_entries(
         self, kind: EntryKind, namespace: NamespacePath, after: str | None, limit: int
     ) -> list[Entry]:
-        """Return the entries after the name `after`, sorted by the code points of their names."""
+        """Return up to `limit` entries of a kind after the name `after`, sorted by the code points of their names."""
 
     async def list_dropped(self, namespace: NamespacePath | None, after: str | None, limit: int) -> list[DroppedEntry]:
         """Return the dropped entries after the id `after`, in the order of their ids."""
@@ -157,6 +157,7 @@ class PointerStore(Protocol):
         """Return the number of names of the table with this UUID. Several names share the table's files.
 
         Args:
+            uuid: The UUID of the table.
             dropped: Whether dropped names count.
             retained: Whether the last name of a retained table counts: a removed table of which files remain.
             namespace: The namespace of the names, or None for all namespaces.
@@ -196,8 +197,8 @@ class PointerStore(Protocol):
     async def may_reuse_location(self, uuid: str, namespace: NamespacePath, name: str) -> bool:
         """Return whether a new entry with this name may use the location of a removed entry with the UUID `uuid`.
 
-        It may use the location if the removed entry was dropped with this name, or if it was in this namespace and only
-        its files remain.
+        It may use the location if the removed entry was dropped with this name and has no other name, or if it was in
+        this namespace and only its files remain.
         """
 
     async def list_unclaimed(self, after: str, limit: int) -> list[Entry]:
@@ -241,10 +242,13 @@ class PointerStore(Protocol):
         """Return the number of plan tables with live leases."""
 
     async def list_planned_snapshots(self, uuid: str, now_ms: int) -> set[int]:
-        """Return the ids of the snapshots of the table that plans with live leases read."""
+        """Return the ids of the table's snapshots that are read by plans with a live lease."""
 
     async def list_retired_plan_tables(self, after: str | None, limit: int) -> list[StoredPlanTable]:
-        """Return the retired plans after the id `after`, in the order of their ids."""
+        """Return up to `limit` retired plans, whose names were removed, after the id `after`, sorted by their ids.
+
+        The files of a retired plan are to be deleted.
+        """
 
     async def load_instant(self, instant_id: str) -> Instant | None: ...
 
@@ -255,14 +259,16 @@ class PointerStore(Protocol):
         """
 
     async def list_instants(self, where: InstantFilter, limit: int) -> list[Instant]:
-        """Return instants in the order of their positions.
+        """Return up to `limit` instants in the order of their positions, or the reverse for `where.newest_first`.
 
         A reader that continues from the last position misses no instant, even if other transactions write
         concurrently.
         """
 
     async def archive_instants(self, keep: int, limit: int) -> int:
-        """Archive finished instants of each table, except its newest `keep`. Archive at most `limit` instants.
+        """Archive finished instants (recorded actions of the timeline) of each table, except its newest `keep`.
+
+        At most `limit` instants are archived.
 
         Returns:
             The number of archived instants.
@@ -284,11 +290,11 @@ class PointerStore(Protocol):
     async def grants(self, principal: str | None) -> list[Grant]:
         """Return the grants of a principal, except those that make it the owner of a table, view or function.
 
-        If `principal` is None, return all grants of all principals.
+        If `principal` is None, return all grants of all principals, including those of owners.
         """
 
     async def grants_page(self, principal: str | None, after: Grant | None, limit: int) -> list[Grant]:
-        """Return a page of grants, including those of owners, sorted by principal, namespace, name, kind and role.
+        """Return a page of grants, with those of owners, sorted by principal, namespace, name, kind, role and `deny`.
 
         Args:
             principal: The principal of the grants, or None for all principals.
@@ -323,7 +329,7 @@ class PointerStore(Protocol):
         """Return the named secret that all replicas share, in its stored, encrypted form."""
 
     async def swap_secret(self, name: str, expected: bytes | None, value: bytes) -> bytes:
-        """Store `value` if the stored secret is `expected`, or if both do not exist (None).
+        """Store `value` if the stored secret is `expected`, or if `expected` is None and no secret is stored.
 
         Returns:
             The stored secret. If another replica was faster, it is the secret of that replica. It is empty if the
@@ -334,13 +340,16 @@ class PointerStore(Protocol):
         """Return the replicas with live leases, sorted by address."""
 
     async def load_warehouse(self, name: str) -> StoredWarehouse | None:
-        """Return the additional warehouse with this name, or None. The server's own warehouse is not included."""
+        """Return the further warehouse with this name, or None. The server's own warehouse is not included."""
 
     async def list_warehouses(self) -> list[StoredWarehouse]:
         """Return all further warehouses, sorted by name. Their number is limited when they are created."""
 
     async def load_catalog_id(self) -> str:
-        """Return the id of the warehouse to which this database belongs, or an empty text for a server."""
+        """Return the id of the further warehouse to which this database belongs.
+
+        The text is empty for the database of the server's own warehouse.
+        """
 
     async def list_column_reads(self, uuid: str, since_day: int, limit: int) -> list[ColumnReads]:
         """Return the reads of the table's columns since `since_day`, by column and age of the oldest partition."""
@@ -382,6 +391,8 @@ class PointerStore(Protocol):
 
     async def prune(self, now_ms: int, *, audit_before_ms: int, metrics_before_ms: int, limit: int) -> int:
         """Remove expired idempotency records, and audit records and metrics reports older than the given times.
+
+        At most `limit` rows are removed.
 
         Returns:
             The number of removed rows.

@@ -68,7 +68,7 @@ class StaleReads:
         """Return the result of `run`, or the last result for this key if the database does not answer.
 
         The last result is returned if the request allows its age, and `run` raises RetryLater or takes longer than the
-        request may wait.
+        request may wait. It is also returned without a call of `run` if too many reads are running.
         """
         staleness = get_current_staleness()
         last_result = self._results.get(key)
@@ -77,7 +77,7 @@ class StaleReads:
             or last_result is None
             or not staleness.allows(self._clock.monotonic() - last_result.began_s)
         ):
-            return await self._read(key, run)
+            return await self._run_and_cache(key, run)
         task = self._start(key, run)
         if task is not None:
             # After a recent failure, do not wait. Otherwise each request would wait for the same database.
@@ -93,7 +93,7 @@ class StaleReads:
         age_s = self._clock.monotonic() - last_result.began_s
         # While this request waited, the result may have become too old, or a change may have replaced or removed it.
         if not staleness.allows(age_s) or self._results.get(key) is not last_result:
-            return await self._read(key, run)
+            return await self._run_and_cache(key, run)
         staleness.record_age(age_s)
         return last_result.value  # type: ignore[return-value]
 
@@ -105,14 +105,19 @@ class StaleReads:
         """
         task = self._running_tasks.get(key)
         if task is None and len(self._running_tasks) < RUNNING_MAX:
-            task = asyncio.get_running_loop().create_task(self._read(key, run), name="stale-read")
+            task = asyncio.get_running_loop().create_task(self._run_and_cache(key, run), name="stale-read")
             self._running_tasks[key] = task
             task.add_done_callback(lambda finished_task: self._finish(key, finished_task))
         return task
 
-    async def _read(self, key: Hashable, run: Callable[[], Awaitable[T]]) -> T:
+    async def _run_and_cache(self, key: Hashable, run: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of `run`, and cache it for later requests. A result of None removes the cached result.
+
+        The age of the result counts from the start of the read, because the result may lack later changes.
+        """
         began_s = self._clock.monotonic()
         result = await run()
+        # The database has answered, so later requests may wait for it again.
         self._unavailable_until_s = 0.0
         if result is None:
             self._results.pop(key, None)

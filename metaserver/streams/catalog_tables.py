@@ -73,6 +73,7 @@ class CatalogTables:
         Raises:
             LogElsewhere: The rows of the table are in another log.
             NoSuchTable: No name refers to the table.
+            BadRequest: Several names refer to the table.
         """
         # The entry may have been read before the table became a stream table, or before its offsets were deleted with
         # its last name.
@@ -173,8 +174,9 @@ class CatalogTables:
 async def load_returning_offsets(log: StreamLog, uuid: str, metadata: TableMetadata) -> dict[int, int]:
     """Return, for each shard, the offset in the log below which the rows of a returning table are in files.
 
-    A table returns if it was unregistered and is registered again. `find_returning_offsets` also needs the time of the
-    first row in the log that was not released.
+    A table returns if it was unregistered and is registered again. A row is released when
+    it is in the table's files. `find_returning_offsets` also needs the time at which the log received the first row
+    that is not released.
     """
     await log.catch_up()
     shards = log.list_shards(uuid)
@@ -191,9 +193,9 @@ async def load_returning_offsets(log: StreamLog, uuid: str, metadata: TableMetad
 def is_flush(snapshot: Snapshot, table_uuid: str | None) -> bool:
     """Return whether a flush of the table's stream has made the snapshot.
 
-    A flush of another table also has the mark, for example in a table that was registered with its files. The summary
-    of a flush by an earlier version of the server does not contain the UUID of the table, and counts as a flush of this
-    table.
+    The summary of each flush has the key `FLUSH_MARK`, and the UUID of its table. The UUID differs if the table was
+    registered with the files of another table. The summary of a flush by an earlier version of the server does not
+    contain a UUID, and counts as a flush of this table.
     """
     if FLUSH_MARK.encode() not in bytes(snapshot.summary):
         return False

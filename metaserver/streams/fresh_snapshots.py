@@ -189,7 +189,7 @@ def with_fresh_snapshot(metadata: TableMetadata, snapshot: Snapshot) -> TableMet
 def log_current_snapshot(metadata: TableMetadata) -> TableMetadata:
     """Return the metadata with an entry for the current snapshot in the snapshot log.
 
-    DuckDB reads the current snapshot from this log.
+    DuckDB reads the current snapshot from this log. The time of the last update is at least that of the snapshot.
     """
     current = metadata.current_snapshot
     assert current is not None

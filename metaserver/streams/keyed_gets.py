@@ -33,7 +33,8 @@ class KeyedRowsAnswer(NamedTuple):
 
     Attributes:
         rows: The rows, in the order of the keys.
-        missing: The indexes of the keys without a row, in ascending order. A repeated key has its first index.
+        missing: The indexes of the keys without a row, in ascending order. If a key occurs several times, only its
+            first index is listed.
     """
 
     rows: pa.Table
@@ -76,6 +77,7 @@ class KeyedGets:
         if principal is None:
             return KeyedRowsAnswer(*await asyncio.wrap_future(self._threads.submit(copy_context().run, work)))
         semaphore = self._semaphore_by_principal.get(principal) or asyncio.Semaphore(_THREADS_PER_PRINCIPAL)
+        # The dictionary has weak references. It drops the semaphore when no request of the principal uses it.
         self._semaphore_by_principal[principal] = semaphore
         await semaphore.acquire()
         future = self._threads.submit(copy_context().run, work)

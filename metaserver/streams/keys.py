@@ -53,6 +53,8 @@ def find_key_columns(metadata: TableMetadata) -> tuple[str, ...]:
 def identify_key(metadata: TableMetadata) -> RowKey | None:
     """Return the columns of the key and the families of their types, which determine the shards of rows.
 
+    A family is the set of types whose equal values have the same hash, such as int and long.
+
     Returns:
         The key. It is empty for a table without a key, and None for an invalid key.
     """
@@ -97,7 +99,7 @@ class AcceptedKeys:
         Args:
             uuid: The UUID of the table.
             location: The location of the metadata.
-            metadata: The metadata with which the rows are packed.
+            metadata: The metadata with which the rows are prepared for the log.
         """
         newest = self._newest.get(uuid)
         if newest is not None and newest.location == location:

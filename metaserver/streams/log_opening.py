@@ -32,7 +32,7 @@ else:
 class LogElsewhere(LogUnavailable):
     """Raised if another process uses the log, or this process has a different log.
 
-    So this process has no rows of the table, and its readers have seen none.
+    So this process has no rows of stream tables from the log, and has returned none to readers.
     """
 
 
@@ -45,7 +45,7 @@ def check_has_no_stream(entry: Entry, metadata: TableMetadata, error: LogElsewhe
     Args:
         entry: The table.
         metadata: The metadata of the table.
-        error: The error with which this process has opened the stream of the table.
+        error: The error with which this process failed to open the stream of the table.
 
     Raises:
         BadRequest: The table is a stream table.
@@ -105,7 +105,7 @@ class LogSource:
         if self._log is None:
             try:
                 self._log = await self._stack.enter_async_context(self._open_log())
-            except ConfigError as error:
+            except ConfigError as error:  # Another process has the folder of the log open.
                 raise LogElsewhere(error.message) from None
         return self._log
 

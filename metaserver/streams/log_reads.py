@@ -38,7 +38,7 @@ async def read_log(
     ranges: Mapping[int, tuple[int, int]],
     *,
     limit_bytes: int,
-    keep: Callable[[int], None] = lambda size_bytes: None,
+    count_bytes: Callable[[int], None] = lambda size_bytes: None,
 ) -> ReadRows:
     """Read rows from the start of each range.
 
@@ -47,7 +47,8 @@ async def read_log(
         table_uuid: The table.
         ranges: By shard, the offset of the first row and the offset after the last row.
         limit_bytes: The total size at which no further batch is read. At least one batch is read.
-        keep: Called with the size of each batch that is kept in memory. It may raise an error.
+        count_bytes: Called with the size in bytes of each batch that the result keeps in memory. It may raise an error,
+            which ends the read.
 
     Raises:
         OffsetOutOfRange: The log has removed the rows in the meantime.
@@ -73,7 +74,7 @@ async def read_log(
                 first = offset - record.offset
                 rows.slices.append(RowSlice(record.batch.payload, first, stop - offset))
                 rows.kinds.append(record.batch.kinds[first : stop - record.offset])
-                keep(record.batch.size_bytes)
+                count_bytes(record.batch.size_bytes)
                 size_bytes += record.batch.size_bytes
                 remaining_bytes -= record.batch.size_bytes
                 offset = stop

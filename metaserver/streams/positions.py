@@ -299,7 +299,7 @@ def choose_next_step(
     _check_log(position, table)
     position = msgspec.structs.replace(position, log=table.log_hash)
     if position.is_scan and position.snapshot_id is not None:  # A new reader first reads all rows of a snapshot.
-        return _make_scan_files(position.snapshot_id, position, table)
+        return _make_scan_step(position.snapshot_id, position, table)
     position = msgspec.structs.replace(position, is_scan=False)
     # Read the rows that flushes have added from the log as long as it has them, and other rows from files. So collect
     # ranges of the log until a snapshot must be read from files. `position` is the position before these ranges, and
@@ -354,7 +354,12 @@ def _check_log(position: ReadPosition, table: ReaderTableState) -> None:
         )
 
 
-def _make_scan_files(snapshot_id: int, position: ReadPosition, table: ReaderTableState) -> FilesStep:
+def _make_scan_step(snapshot_id: int, position: ReadPosition, table: ReaderTableState) -> FilesStep:
+    """Return the step that reads all rows of a snapshot, with which a new reader begins.
+
+    Raises:
+        OffsetOutOfRange: The snapshot has expired.
+    """
     if table.metadata.snapshot(snapshot_id) is None:
         raise OffsetOutOfRange(
             f"Snapshot {snapshot_id}, whose rows were being read, has expired; begin again at earliest"
@@ -481,7 +486,7 @@ def _make_files_step(
                     f"The log has removed rows before the offset {flushed_range.end} of shard {flushed_range.shard}, "
                     "and the files of "
                     f"snapshot {snapshot.snapshot_id} also have rows that were read before. To read these rows again, "
-                    f"begin at snapshot:{snapshot.parent_snapshot_id or 0}; to leave out the others, begin at "
+                    f"begin at snapshot:{snapshot.parent_snapshot_id or 0}; to skip its unread rows, begin at "
                     f"snapshot:{snapshot.snapshot_id}. A longer stream_log_retention_s keeps rows for slow readers"
                 )
         return files._replace(
@@ -572,7 +577,11 @@ def find_position_after_snapshot(table_uuid: str, table: ReaderTableState, snaps
 
 
 def find_snapshot_at(table: ReaderTableState, time_ms: int) -> int | None:
-    """Return the last snapshot in the current history that was committed before `time_ms`, or None if all are later."""
+    """Return the last snapshot in the current history that was committed before `time_ms`, or None if all are later.
+
+    Raises:
+        OffsetOutOfRange: The snapshot has expired.
+    """
     snapshot = table.metadata.current_snapshot
     while snapshot is not None and snapshot.timestamp_ms >= time_ms:
         parent_id = snapshot.parent_snapshot_id

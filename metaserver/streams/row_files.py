@@ -146,7 +146,7 @@ class RowFiles(Protocol):
         """Return the id of the table's schema with which rows were packed."""
 
     def list_keys(self, rows: Sequence[RowSlice], metadata: TableMetadata) -> frozenset[RowKey]:
-        """Return the keys by which the rows replace stored rows. They are the table's keys when the rows were packed.
+        """Return the keys by which the rows replace stored rows: those that the table had when the rows were packed.
 
         Raises:
             BadRequest: The table no longer has the schema of a slice.

@@ -77,7 +77,7 @@ class FlushReport(NamedTuple):
 
 
 class FlushState:
-    """The time of the last flush of a table, and the running flush."""
+    """The running flush of a table, its failures, and what determines the next flush."""
 
     def __init__(self) -> None:
         self.task: asyncio.Task[None] | None = None

@@ -218,9 +218,9 @@ class StreamTable:
 
     @property
     def size_bytes(self) -> int:
-        """The size of the unflushed rows in memory, or in the log, from which a flush must read them.
+        """The size of the rows of running appends and of the unflushed rows.
 
-        The larger of both sizes counts, because rows of other processes are only in the log.
+        For the unflushed rows, the larger size counts: in memory, or in the log, which has the rows of all processes.
         """
         kept_bytes = sum(blocks.size_bytes for blocks in self._blocks.values())
         return self.appending_bytes + max(kept_bytes, self._logged_bytes())
@@ -236,7 +236,7 @@ class StreamTable:
         return sum(watermark - self._flushed_offsets[number] for number, watermark in watermarks.items())
 
     def read_watermarks(self) -> dict[int, int]:
-        """Return the offset after the last durable row of each shard, at one moment."""
+        """Return the offset after the last durable row of each shard at one moment, or the flushed offset if larger."""
         watermarks = self._log.read_watermarks([Shard(self.uuid, number) for number in self._blocks])
         return {
             shard.number: max(watermark, self._flushed_offsets[shard.number]) for shard, watermark in watermarks.items()
@@ -259,12 +259,13 @@ class StreamTable:
     ) -> Acknowledgement:
         """Append all rows to the shards, or none, as `append_to_tables` does. The rows are durable on return.
 
-        `gates` are the numbers of the gates when the rows were checked. They change if a commit changes a table.
+        `gates` has, by UUID, the number of the table's gate when the rows were checked. The number rises when a commit
+        that changes how rows are written begins or ends. Then the log refuses the append.
         """
         return await append_to_tables({self: batches}, producer, gates)
 
     async def get_fresh_rows(self, flushed_offsets: Mapping[int, int]) -> FreshRows:
-        """Return fresh files with the rows that were acknowledged before the call, except rows in a pointer's files.
+        """Return fresh files with the rows that were acknowledged before the call, and are not in the reader's files.
 
         Fresh files are files with rows that no commit has added to the table yet. They are written at most once in
         `fresh_interval_s` for all readers. A reader waits for the next write if necessary, so that it gets all rows. If
@@ -272,7 +273,7 @@ class StreamTable:
         after another.
 
         Args:
-            flushed_offsets: The flushed offsets of the reader's pointer.
+            flushed_offsets: For each shard, the offset up to which the files in the reader's metadata have the rows.
 
         Raises:
             FlushedBefore: A later flush has removed rows from memory. The caller must load the table again.
@@ -318,14 +319,15 @@ class StreamTable:
     def _advance_to_reader(self, flushed_offsets: Mapping[int, int]) -> None:
         """Remove rows that are already in the files of the metadata that a reader has loaded.
 
-        Raise FlushedBefore if the reader has loaded them before the last flush.
+        Raises:
+            FlushedBefore: The reader loaded the metadata before the last flush.
         """
         if any(flushed_offsets.get(number, 0) < offset for number, offset in self._flushed_offsets.items()):
             raise FlushedBefore("The table was flushed meanwhile; load it again")
         self._drop_flushed(flushed_offsets)
 
     async def _write_parts(self, watermarks: Mapping[int, int]) -> None:
-        """Write the rows up to these offsets that are in no file yet to fresh files, which plans read before a commit.
+        """Write the rows up to these offsets to fresh files, which plans read until a flush commits the rows.
 
         Raises:
             SeveralKeys: The rows have several keys.
@@ -447,7 +449,7 @@ class StreamTable:
             key: The names of the current key columns.
 
         Returns:
-            The files, and the keys of the rows, or None if the rows have no key.
+            Two values: the files; and the rows with their keys, or None if the rows have no key.
         """
         keyed_rows: KeyedRows = None
         if any(part.kinds for part in rows):
@@ -462,7 +464,7 @@ class StreamTable:
     async def _store_index_files(
         self, files: Sequence[EncodedFile], metadata: TableMetadata
     ) -> Sequence[EncodedIndexFile]:
-        """Store the index files of a flush. If this fails, return none, because the indexer builds them later."""
+        """Store and return the index files of a flush, or return no files after an error: the indexer builds them."""
         try:
             index_files = await self._run_in_thread(partial(self._files.encode_index_files, files, metadata))
             await self._create(index_files, durable=True)
@@ -629,10 +631,7 @@ class StreamTable:
             heapq.heappush(self._unneeded_files, (due_s, location))
 
     async def clean(self) -> int:
-        """Delete the files whose retention has passed, and return their number.
-
-        If the log did not remove flushed rows before (`release`), allow it again.
-        """
+        """Delete the files whose retention has passed, and return their number. First repeat a failed `release`."""
         if self._is_release_late:
             await self.release()
         now_s, deleted_count = self._clock.monotonic(), 0

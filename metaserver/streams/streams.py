@@ -285,7 +285,7 @@ class Streams:
         producer: StreamProducer | None,
         arrived_s: float | None,
     ) -> Acknowledgement:
-        """Append rows that fit the current metadata of their tables. Commits that change these wait for the append.
+        """Append rows that fit the metadata of their tables. Commits that change how rows are written wait meanwhile.
 
         Raises:
             GateMoved: A commit of another process has changed how rows of a table are written. Nothing was stored.
@@ -312,7 +312,7 @@ class Streams:
             yield fences
 
     async def _open_shared_log(self) -> SharedLog | None:
-        """Return the log if other processes append to it as well."""
+        """Return the log if other processes append to it as well, otherwise None."""
         return cast("SharedLog", await self._logs.open()) if self._logs.is_shared else None
 
     async def _accept_key(self, loaded_table: LoadedTable) -> None:
@@ -418,14 +418,14 @@ class Streams:
         raise RetryLater("The table was flushed again and again while the plan was made; try again")
 
     async def find_fresh_snapshot(self, entry: Entry, metadata: TableMetadata, snapshot_id: int) -> Snapshot | None:
-        """Return the snapshot with fresh rows that an answer of any process named, or None if it is too old to use."""
+        """Return the snapshot with this id, which has rows that no commit has added yet. None if it is too old."""
         return await self.snapshots.find(entry.uuid, snapshot_id, make_fresh_folder_location(metadata))
 
     async def open(self, entry: Entry) -> StreamTable:
         """Open the stream of a table with flushed offsets, or return the open stream.
 
         Raises:
-            LogElsewhere: Another process has the log.
+            LogElsewhere: Another process uses the log, or this process has a different log.
         """
         return await self._open(entry, await self._context.documents.table(entry.metadata_location))
 
@@ -433,7 +433,7 @@ class Streams:
         """Return the log that contains the rows of a table with flushed offsets.
 
         Raises:
-            LogElsewhere: Another process has the log.
+            LogElsewhere: Another process uses the log, or this process has a different log.
         """
         await self._open(entry, metadata)
         return await self._logs.open()
@@ -442,7 +442,7 @@ class Streams:
         """Return the open stream of a table, or open it, as `_make_table` does."""
         table = self._tables.get(entry.uuid)
         if table is not None:
-            # The entry is older than the stream, or the table's last name was dropped, and its offsets with it.
+            # An `entry` without offsets is older than the stream. If it still has none, the table was dropped.
             if entry.flushed or (await self.stream_tables.load(entry.uuid))[0].flushed:
                 return table
             if self._tables.get(entry.uuid) is table:
@@ -606,14 +606,14 @@ class Streams:
             table.keeps_rows = self._owners.is_owner(table.uuid)  # Only the owner needs the rows for flushes.
             if state.is_due or (is_crowded and table is largest_table) or self._record_and_check_age(table, now_ms):
                 is_due, state.is_due = state.is_due, False
-                work = self._flush(table, state, is_due=is_due)
+                work = self._flush(table, state, is_first_flush=is_due)
                 state.task = asyncio.create_task(work, name=f"flush {table.uuid}")
         if now_s - self._cleaned_s >= _CLEAN_INTERVAL_S and (self._cleanup_task is None or self._cleanup_task.done()):
             self._cleaned_s = now_s
             self._cleanup_task = asyncio.create_task(self._clean(), name="clean fresh files")
 
     async def _clean(self) -> None:
-        """Delete fresh files that are no longer needed. It runs in its own task, because the storage may be slow."""
+        """Delete fresh files that are no longer needed. A separate task runs this method, as storage can be slow."""
         for table in list(self._tables.values()):
             try:
                 await table.clean()
@@ -641,22 +641,22 @@ class Streams:
         interval_ms = state.interval_ms or self._context.settings.stream_flush_interval_ms
         return since_ms is not None and now_ms - since_ms >= interval_ms
 
-    async def _flush(self, table: StreamTable, state: FlushState, *, is_due: bool) -> None:
+    async def _flush(self, table: StreamTable, state: FlushState, *, is_first_flush: bool) -> None:
         """Flush a table, or remove the rows from memory that its owner has flushed. Record a failure in `state`.
 
         Args:
             table: The table.
             state: The state of its flushes.
-            is_due: Whether to flush the first rows of the table, even if they are young.
+            is_first_flush: Whether to flush young rows, because engines do not read a table without a snapshot.
         """
         try:
             if not self._owners.is_owner(table.uuid):
                 await table.drop_flushed_rows()
             if not table.unflushed_rows:
                 self._owners.forget(table.uuid)
-            elif is_due or self._owners.may_flush(table.uuid, table.flushed, self._context.clock.now_ms()):
+            elif is_first_flush or self._owners.may_flush(table.uuid, table.flushed, self._context.clock.now_ms()):
                 # A flush of the first rows does nothing if another flush was faster.
-                await self._flush_and_count(table, only_first=is_due)
+                await self._flush_and_count(table, only_first=is_first_flush)
             state.waiting_since_ms = None
             state.failures, state.is_blocked = 0, False
         except NoSuchTable:  # The rows stay in the log until the table is restored or purged.
@@ -664,7 +664,7 @@ class Streams:
         except SeamarkError as error:
             state.failures += 1
             state.error, state.is_blocked = error.message, isinstance(error, BadRequest | Corrupt)
-            state.is_due = state.is_due or is_due
+            state.is_due = state.is_due or is_first_flush
             self.counts.failed_flushes += 1
             pause_s = min(_RETRY_MAX_S, _RETRY_S * 2 ** min(state.failures - 1, _DOUBLINGS_MAX))
             state.not_before_s = self._context.clock.monotonic() + pause_s

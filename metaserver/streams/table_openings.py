@@ -180,7 +180,10 @@ class TableOpenings:
                 _log.warning("the rows of a purged table were not removed", table=uuid, error=error.message)
 
     async def open_returned_table(self, entry: Entry, metadata: TableMetadata) -> None:
-        """Open a stream table that has returned to the catalog if the log has rows of it, so that plans have them."""
+        """Open a stream table that was removed from the catalog and is registered again, if the log has rows of it.
+
+        Plans of the open table include these rows.
+        """
         try:
             # Other tables do not wait for a log that does not answer.
             if is_stream_table(metadata) and self._logs.exists and (await self._logs.open()).list_shards(entry.uuid):
@@ -192,7 +195,7 @@ class TableOpenings:
         """Return the ids of the schemas of the rows in the log that wait for a table that is registered again.
 
         The table was dropped, with its flushed offsets, before its rows were flushed. Its metadata must still have
-        these schemas. Otherwise the rows could not be flushed.
+        these schemas. Otherwise the rows could not be flushed. If another server has the log, the set is empty.
 
         Raises:
             LogUnavailable: The log does not answer.

@@ -50,14 +50,14 @@ class Event:
 
 
 def make_event(instant: Instant, source: str, warehouse_id: str = "") -> Event:
-    """Return the event of an instant. `source` identifies the catalog."""
+    """Return the event of an instant. `source` names the catalog. `warehouse_id` is empty for the own warehouse."""
     return Event(instant, encode_json(build_cloud_event(instant, source)), warehouse_id)
 
 
 def build_cloud_event(instant: Instant, source: str) -> dict[str, Any]:
-    """Return the CloudEvent for a state of an instant.
+    """Return the CloudEvent for an instant in its current state.
 
-    `source` identifies the catalog.
+    An instant is the record of one action on the timeline, such as a commit. `source` identifies the catalog.
     """
     at_ms = instant.requested_ms if instant.completed_ms is None else instant.completed_ms
     event: dict[str, Any] = {

@@ -55,6 +55,10 @@ class KafkaTarget:
         """Send events in the thread of the producer, and wait for their confirmations.
 
         After a failure, the producer is replaced, so that it does not send the remaining events later.
+
+        Raises:
+            NotDelivered: An event failed, or not all events were confirmed in time. Some of them may have been
+                delivered.
         """
         confirmed_count = 0
         failure: KafkaError | None = None

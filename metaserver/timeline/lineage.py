@@ -186,7 +186,7 @@ def name_location(location: str) -> tuple[str, str]:
 
 
 def measure_schema(fields: Sequence[Field], chars_max: int) -> int:
-    """Return the approximate number of characters of the facet `schema`, which lists all fields of a table.
+    """Return the approximate number of characters of OpenLineage's facet `schema`, which lists all fields of a table.
 
     The count ends when it exceeds `chars_max`, so that a very large schema takes little time.
     """
@@ -207,14 +207,15 @@ def measure_schema(fields: Sequence[Field], chars_max: int) -> int:
 
 
 def _list_fields(fields: Sequence[Field]) -> list[dict[str, Any]]:
-    """Return the fields of the facet `schema`. List elements, map keys and map values have the names that Iceberg gives
-    them.
+    """Return the fields of the facet `schema` of an OpenLineage dataset.
+
+    List elements, map keys and map values have the names that Iceberg gives them.
     """
     return [_describe_field(field.name, field.type, field.doc) for field in fields]
 
 
 def _describe_field(name: str, field_type: Type, doc: str | None = None) -> dict[str, Any]:
-    """Return a field of the facet `schema`, including the fields inside it.
+    """Return a field of the facet `schema` of an OpenLineage dataset, including the fields inside it.
 
     The elements of lists have the name `_element`, and the entries of maps the names `key` and `value`.
     """

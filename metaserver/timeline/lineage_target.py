@@ -68,11 +68,12 @@ class LineageTarget:
         self.name = "openlineage:" + hashlib.sha256(url.encode()).hexdigest()[:_URL_DIGEST_DIGITS]
 
     async def send(self, events: Sequence[Event]) -> None:
-        """Post the run events of instants. Instants that are not about jobs are skipped.
+        """Post OpenLineage run events for recorded actions (instants). Instants that are not about jobs are skipped.
+
+        An event that the receiver refuses as invalid is skipped. An event that is too large is sent without columns.
 
         Raises:
-            NotDelivered: The receiver does not answer 2xx. An event that the receiver refuses as invalid is skipped. An
-                event that is too large is first sent again without columns.
+            NotDelivered: The receiver does not answer, or answers with an error that is possibly temporary.
         """
         for event in events:
             if not list_run_events(event.instant, None, self._catalog):
@@ -82,7 +83,7 @@ class LineageTarget:
                 await self.send_run_event(run_event)
 
     async def send_run_event(self, run_event: dict[str, Any]) -> None:
-        """Post a run event. If it is too large, send it again without columns.
+        """Post a run event. If it exceeds a limit of this server or of the receiver, send it without columns.
 
         Raises:
             NotDelivered: The receiver does not answer, or answers with an error that is possibly temporary.
@@ -98,8 +99,8 @@ class LineageTarget:
         If the instant names no metadata file, the current file of the table is read.
 
         Raises:
-            NotDelivered: The storage or the database does not answer. An event without metadata would have another
-                dataset, so it is sent later.
+            NotDelivered: The storage or the database does not answer. The event is sent later, because without metadata
+                it would name a different dataset: the table's name instead of its location.
         """
         try:
             location = instant.metadata_location

@@ -71,9 +71,9 @@ def _add_encryption_key(key: Document) -> Update:
     return {"action": "add-encryption-key", "encryption-key": key}
 
 
-def _list_identity_updates(old_document: Document, new: Document, uuid: str) -> Iterator[Update]:
-    if old_document.get(uuid) != new.get(uuid) and new.get(uuid):
-        yield {"action": "assign-uuid", "uuid": new[uuid]}
+def _list_identity_updates(old_document: Document, new: Document, uuid_field: str) -> Iterator[Update]:
+    if old_document.get(uuid_field) != new.get(uuid_field) and new.get(uuid_field):
+        yield {"action": "assign-uuid", "uuid": new[uuid_field]}
     if old_document.get("format-version") != new["format-version"]:
         yield {"action": "upgrade-format-version", "format-version": new["format-version"]}
     if old_document.get("location") != new["location"]:

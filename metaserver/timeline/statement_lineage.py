@@ -98,12 +98,19 @@ def name_statement_job(statement: str) -> str:
 
 
 def name_job(form: str) -> str:
-    """Return the name of the job of a statement without literals."""
+    """Return the name of a statement's job.
+
+    `form` is the text of the statement, without its literals unless it is very long. So statements that differ only in
+    literals share a job.
+    """
     return f"sql.{hashlib.sha256(form.encode(errors='surrogatepass')).hexdigest()[:_JOB_DIGITS]}"
 
 
 def remove_literals(statement: str) -> str:
-    """Return a statement with `?` for each literal or list of literals, and without comments and extra space."""
+    """Return a statement with `?` for each literal or list of literals, and without comments and extra space.
+
+    Text outside of quotes is in lower case, and a semicolon at the end is removed.
+    """
     tokens = []
     for match in _TOKENS.finditer(statement):
         if match["literal"] is not None:

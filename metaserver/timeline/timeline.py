@@ -55,7 +55,8 @@ class Timeline:
         self._store = store
         self._clock = clock
         self._watchers: set[Watcher] = set()
-        self._news = asyncio.Event()
+        self._new_instants_event = asyncio.Event()
+        """Set when this replica has recorded an instant, so that the poller reads new instants immediately."""
         self._poller: asyncio.Task[None] | None = None
         self._head: str | None = None
         """The position of the newest instant that the poller has read."""
@@ -64,7 +65,7 @@ class Timeline:
 
     @property
     def watchers(self) -> int:
-        """The number of waiting clients."""
+        """The number of waiting clients that count towards the limit `watchers_limit`."""
         return sum(watcher.counted for watcher in self._watchers)
 
     @property
@@ -77,7 +78,7 @@ class Timeline:
 
         The call is cheap, and never blocks or fails.
         """
-        self._news.set()
+        self._new_instants_event.set()
 
     def drain(self) -> None:
         """Make every call of `watch` return because the server is stopping. Later calls do not wait."""
@@ -95,10 +96,10 @@ class Timeline:
         return newest[0].position if newest else None
 
     async def watch(self, where: InstantFilter, limit: int, timeout_s: float) -> list[Instant]:
-        """Return matching instants after `where.since`. If there are none, wait up to `timeout_s` for the first
-        instant.
+        """Return matching instants after `where.since`.
 
-        After the timeout, the result is empty. `where` must be oldest first.
+        If there are none, wait up to `timeout_s` for the first instant. After the timeout, the result is empty. `where`
+        must request the oldest instants first.
 
         Raises:
             RetryLater: `watchers_limit` clients are already waiting.
@@ -191,7 +192,7 @@ class Timeline:
         """Read new instants periodically and after each commit, until the task is cancelled."""
         has_head = False
         while True:
-            self._news.clear()
+            self._new_instants_event.clear()
             try:
                 if not has_head:
                     self._head = await self.load_head()
@@ -206,7 +207,7 @@ class Timeline:
             self._ready_event.set()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._draw_pause_s()):
-                    await self._news.wait()
+                    await self._new_instants_event.wait()
 
     async def _read_new_instants(self) -> None:
         """Read the new instants, and wake the watchers whose filter they match."""

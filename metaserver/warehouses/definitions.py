@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit, urlunsplit
 
@@ -143,7 +142,8 @@ def check_settings(values: Mapping[str, Any], allowed_names: tuple[str, ...], se
     """Return the values of a warehouse's own settings, converted to the types of the settings.
 
     Raises:
-        BadRequest: A name is not in `allowed_names`, a value is invalid, or an endpoint is not allowed.
+        BadRequest: A name is not in `allowed_names`, a value is invalid, an endpoint is not allowed, or there are too
+            many settings.
     """
     if len(values) > _OWN_SETTINGS_MAX:
         raise BadRequest(f"The warehouse has {len(values)} settings; the limit is {_OWN_SETTINGS_MAX}")
@@ -328,18 +328,27 @@ def choose_backend(settings: Settings, own_settings: Mapping[str, Any], *, has_s
 
 
 def _choose_client_access(settings: Settings, *, has_credentials: bool, is_federated: bool, has_backend: bool) -> str:
-    """Return the default value of `s3_client_access` of a warehouse. With it, clients never get a key of the server.
+    """Return the default value of `s3_client_access` of a warehouse: how its clients access objects on S3.
 
-    A warehouse with its own credentials does not use the role of the server for STS, so the server signs requests.
+    The default is never `static`, with which clients would get the keys of the server.
+
+    Args:
+        settings: The settings of the server.
+        has_credentials: Whether the warehouse has its own keys of a storage.
+        is_federated: Whether the tables are in another catalog. Then clients get no keys of the gateway, because the
+            keys would stay valid after the other catalog drops a table.
+        has_backend: Whether the objects of the warehouse's `s3://` locations are in a cloud other than S3.
     """
     if settings.s3_client_access == "gateway" and not is_federated:
         return "gateway"
     if has_backend:
-        # The objects are in another cloud, and only the gateway finds them at their `s3://` locations.
+        # Only the gateway finds the objects of the other cloud at their `s3://` locations. If the server has such a
+        # backend too, its own setting has already decided above whether clients use the gateway.
         return "gateway" if settings.gateway_port and not settings.s3_backend else "none"
     is_folder = bool(settings.s3_folder) and not has_credentials
     if is_folder or settings.s3_client_access == "none":
         return "none"
+    # A warehouse with its own credentials does not use the role of the server for STS, so the server signs requests.
     return "sts" if settings.s3_client_access == "sts" and not has_credentials else "signing"
 
 
@@ -449,8 +458,3 @@ async def load_credentials(settings: Settings, clock: Clock, warehouse: StoredWa
     """
     credentials = await open_credentials(settings, clock, warehouse)
     return check_settings(drop_refused_targets(credentials, settings, warehouse.name), CREDENTIALS, settings)
-
-
-def find_warehouse_homes(settings: Settings) -> Path:
-    """Return the folder that contains the homes of the further warehouses."""
-    return settings.home / "warehouses"

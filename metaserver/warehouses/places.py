@@ -19,14 +19,16 @@ from seamark.metaserver.store.model import StoredWarehouse
 
 
 def find_place(location: Location, backend: str) -> Location:
-    """Return where the objects of a location are stored.
+    """Return the place where the objects of a location are stored, such as `gs://…` for an `s3://` location.
+
+    Without a cloud behind the `s3://` location, the place is the location itself.
 
     Args:
         location: The location that clients see.
         backend: The setting `s3_backend` of the warehouse.
 
     Raises:
-        BadRequest: The cloud has no such place.
+        BadRequest: The bucket or the path is not valid in the cloud.
     """
     if location.scheme != "s3" or not backend:
         return location
@@ -60,8 +62,8 @@ def check_location(text: str, settings: Settings, backend: str, server_roots: Se
             "This server has no place for further warehouses; have the operator start it with --warehouse-roots URI, "
             "below which they can be created, such as file:///srv/warehouses"
         )
-    # For a warehouse in the store of the server, a root may contain the location that clients see, or the place in
-    # the cloud.
+    # The place is the URI in the cloud where the objects of the location are stored. For a warehouse in the store of
+    # the server, a root may contain the location that clients see, or the place.
     place = find_place(location, backend)
     places = {location, place} if backend == settings.s3_backend else {place}
     if not any(root.holds(candidate) and _stays_below(candidate, root) for root in roots for candidate in places):

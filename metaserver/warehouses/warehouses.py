@@ -102,7 +102,7 @@ class ServedWarehouse:
 
 
 class ClosableGateway(Protocol):
-    """The gateway of a warehouse, as this module uses it. It only ends it, so it does not depend on the gateway."""
+    """The part of a warehouse's gateway that this module uses, so that the module need not import the gateway."""
 
     async def end(self) -> None:
         """Wait for running requests for a limited time, and close the connections to the store."""
@@ -159,7 +159,7 @@ class Warehouses:
         """The warehouses that are being closed."""
         self._names: dict[str, str] = {}
         """The id of each warehouse, by its name."""
-        self._names_end_s = -math.inf
+        self._names_valid_until_s = -math.inf
         self._names_lock = asyncio.Lock()
         self._failures: dict[str, tuple[int, float]] = {}
         """A tuple (version, time of the next attempt) for each warehouse that could not be opened, by its id."""
@@ -180,7 +180,7 @@ class Warehouses:
         return await self._store.list_warehouses()
 
     async def find(self, name: str) -> StoredWarehouse | None:
-        """Read the additional warehouse with this name from the database, and cache its id. None if there is none."""
+        """Read the further warehouse with this name from the database, and cache its id. None if there is none."""
         stored = await self._store.load_warehouse(name) if is_warehouse_name(name) else None
         if stored is not None:
             self._names[name] = stored.id
@@ -209,9 +209,9 @@ class Warehouses:
         query in `_NAMES_S`. A warehouse that another process has created can be unknown for this time.
         """
         async with self._names_lock:
-            if self._clock.monotonic() >= self._names_end_s:
+            if self._clock.monotonic() >= self._names_valid_until_s:
                 await self.read_names()
-                self._names_end_s = self._clock.monotonic() + _NAMES_S
+                self._names_valid_until_s = self._clock.monotonic() + _NAMES_S
 
     async def read_names(self) -> None:
         """Read the names of all warehouses."""
@@ -357,6 +357,8 @@ class Warehouses:
     async def drop(self, name: str) -> None:
         """Drop an empty warehouse without deleting its database, which has the audit log and the timeline.
 
+        The names in a federated warehouse belong to another catalog, so they are removed and do not count.
+
         Raises:
             NoSuchWarehouse: The warehouse does not exist.
             NamespaceNotEmpty: The warehouse has namespaces, or dropped entries that still have their locations.
@@ -425,6 +427,8 @@ class Warehouses:
     async def _get_or_open(self, name: str) -> _OpenWarehouse | None:
         """Return the warehouse with this name. If it is not open, a task begins to open it.
 
+        An open warehouse is returned even if the database of the server does not answer.
+
         Returns:
             None if the warehouse does not exist.
 
@@ -489,6 +493,7 @@ class Warehouses:
                 warehouse.opened.set_result(served_warehouse)
                 await warehouse.closing.wait()
                 served_warehouse.end_waits()
+                # Wait until no request uses the warehouse. After `drain_timeout_s`, close it anyway.
                 while warehouse.users:
                     warehouse.unused.clear()
                     with suppress(TimeoutError):
@@ -652,7 +657,7 @@ async def find_warehouse_settings(settings: Settings, clock: Clock, name: str) -
 
     Raises:
         NoSuchWarehouse: The warehouse does not exist.
-        ConfigError: The credentials of the warehouse cannot be decrypted.
+        ConfigError: The credentials of the warehouse cannot be decrypted, or its settings are no longer allowed.
     """
     async with open_store(settings.make_database_url(), clock=clock, pool_max=1) as store:
         warehouse = await store.load_warehouse(name)

@@ -209,16 +209,20 @@ async def test_rights_end_when_the_issuer_is_removed(
     """
     await store.transact([SaveGrant(Grant("corp:ann", "reader"))])
 
-    async def find_lost_reason(*tables: str) -> str | None:
-        factory.file.write_text("".join(tables) or build_issuer_table("https://else.example", "other"))
+    async def write_issuers_and_explain_loss(*issuer_tables: str) -> str | None:
+        factory.file.write_text("".join(issuer_tables) or build_issuer_table("https://else.example", "other"))
         settings = Settings(auth="oidc", oidc_issuers_file=str(factory.file))
         return await StandingRights(store, clock, settings).explain_loss(
             "corp:ann", "updateTable", Securable(("shop",))
         )
 
-    assert await find_lost_reason() == "the server no longer accepts this kind of login"
-    assert await find_lost_reason(build_issuer_table("https://corp.example")) == "the rights were withdrawn"
-    assert await find_lost_reason(build_issuer_table("https://corp.example", groups_claim="groups")) is None
+    assert await write_issuers_and_explain_loss() == "the server no longer accepts this kind of login"
+    assert (
+        await write_issuers_and_explain_loss(build_issuer_table("https://corp.example")) == "the rights were withdrawn"
+    )
+    assert (
+        await write_issuers_and_explain_loss(build_issuer_table("https://corp.example", groups_claim="groups")) is None
+    )
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ async def test_every_kind_of_key_is_accepted_with_its_own_algorithm(
     assert issuer.key_request_count == 1
 
 
-@pytest.mark.filterwarnings("ignore:EdDSA is deprecated")  # The test's signing side
+@pytest.mark.filterwarnings("ignore:EdDSA is deprecated")  # The test signs with this name.
 async def test_algorithm_name_eddsa_is_accepted(issuer: LocalIssuer, make_authenticator: MakeAuthenticator) -> None:
     okp_key = generate_okp_key()
     issuer.publish(okp_key)

@@ -53,7 +53,7 @@ async def read_until_end(answer: aiohttp.ClientResponse) -> bytes:
     ("end_login", "message"), [(revoke_ann, b"was revoked"), (remove_grant, b"may not listTableTimeline")]
 )
 @pytest.mark.parametrize("is_quiet", [True, False])
-async def test_event_stream_ends_with_the_token_or_the_right_and_delivers_nothing_after(
+async def test_event_stream_ends_when_the_token_or_the_right_is_removed(
     server: RunningServer, secret: str, end_login: object, message: bytes, is_quiet: bool
 ) -> None:
     assert callable(end_login)

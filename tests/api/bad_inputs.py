@@ -113,6 +113,7 @@ def format_page(answers: list[tuple[BadInput, Answer]], warehouse: str) -> str:
 
 
 def shorten_message(message: str, warehouse: str) -> str:
+    """Return the message without values that differ between runs. It has at most 240 characters."""
     message = message.replace(warehouse, "<warehouse>").replace(warehouse.removeprefix("file://"), "<warehouse>")
     message = re.sub(r"\.[0-9a-f]{40}\.metadata", ".<digest>.metadata", message)
     message = re.sub(r"[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}", "<uuid>", message)

@@ -97,8 +97,11 @@ class Api:
         """Send a request, and return the answer.
 
         Args:
+            method: The HTTP method.
+            path: The path and the query of the URL.
             body: Sent as JSON, or unchanged if it is bytes.
-            key: An Idempotency-Key.
+            headers: Further headers.
+            key: The value of the header Idempotency-Key.
         """
         sent_headers = dict(headers or {})
         if key is not None:

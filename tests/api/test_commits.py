@@ -489,6 +489,7 @@ async def test_snapshot_that_was_read_must_be_a_known_ancestor(api: Api) -> None
     scope = {"filter": {"type": "eq", "term": "id", "value": 77}}
     for read_snapshot_id, status in (
         (snapshot_ids[0], 409),
+        # This snapshot was removed, but the metadata still names it as the parent of the oldest snapshot.
         (snapshot_ids[1], 200),
         (snapshot_ids[2], 200),
         (None, 409),
@@ -497,6 +498,7 @@ async def test_snapshot_that_was_read_must_be_a_known_ancestor(api: Api) -> None
         body = {"add": [table.write_data_file([(9, 0, "z")])], "scope": scope, "read-snapshot-id": read_snapshot_id}
         answer = await table.send(body)
         assert answer.status == status, (read_snapshot_id, answer.raw)
+    # A change without a scope that only adds files does not depend on the snapshot that was read.
     assert (await table.send({"add": [table.write_data_file([(5, 0, "y")])], "read-snapshot-id": 12345})).status == 200
 
 

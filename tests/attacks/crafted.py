@@ -115,7 +115,7 @@ def write_manifest_list(campaign: AttackCampaign, path: str, manifests: Sequence
 async def commit_snapshot(
     campaign: AttackCampaign, name: str, manifest_list: str, snapshot_id: int = SNAPSHOT_ID
 ) -> Answer:
-    """Commit a snapshot with this manifest list as the attacker, in a third of the cases in a transaction."""
+    """Commit a snapshot with this manifest list as the attacker, in three of ten cases in a transaction."""
     snapshot = {
         "snapshot-id": snapshot_id,
         "sequence-number": 1,
@@ -465,7 +465,7 @@ async def use_moved_name(campaign: AttackCampaign) -> None:
     await purge_dropped_tables(campaign)
 
 
-async def check_stolen_tokens(campaign: AttackCampaign) -> None:
+async def check_properties_that_steal_tokens(campaign: AttackCampaign) -> None:
     """Check that a victim who reads the attacker's table contacts only this server.
 
     The victim's client must load no code but its own.
@@ -671,7 +671,7 @@ CRAFTED_ATTACKS = (
         claim_foreign_location,
         use_foreign_ids,
         use_moved_name,
-        check_stolen_tokens,
+        check_properties_that_steal_tokens,
         create_view_with_foreign_owner,
         sign_requests_of_own_table,
         undrop_elsewhere,

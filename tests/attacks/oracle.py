@@ -117,7 +117,10 @@ def _encode_opaquely(raw: bytes) -> Iterator[bytes]:
 
 
 def unpack(blob: bytes, depth: int = 0) -> Iterator[bytes]:
-    """Yield the bytes and all compressed or encoded contents in them, at any depth."""
+    """Yield the bytes, and the compressed or encoded contents in them, up to `_DEPTH_MAX` levels deep.
+
+    Of each content, only the first `_BYTES_MAX` bytes are used.
+    """
     yield blob
     if depth >= _DEPTH_MAX or not blob:
         return

@@ -119,7 +119,7 @@ def _evaluate(node: ast.expr, values_by_name: dict[str, Any]) -> Any:
 
 
 def _find_assignments(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
-    """Yield the names to which modules assign values, also in `a, b = …`."""
+    """Yield each name to which a module assigns a value, with the value, also in `a, b = …`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
             target = node.targets[0]
@@ -134,7 +134,7 @@ def _find_assignments(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
 def _find_methods(tree: ast.Module, name: str | None) -> set[str]:
     """Return the methods that a module calls on the regular expression in the variable `name`.
 
-    If the variable is used in another way, or is None, return all methods.
+    Return all methods if `name` is None, if the variable is used in another way, or if no method is called.
     """
     methods: set[str] = set()
     called_ids: set[int] = set()
@@ -176,7 +176,11 @@ def _take_first(texts: Iterable[str], count: int) -> list[str]:
 
 
 def _list_parts(tree: Any) -> Iterator[str]:
-    """Yield parts to repeat in a text: an example of each repeated part, and of each character of the expression."""
+    """Yield parts to repeat in a text.
+
+    These are an example of the expression and of each part of it that it repeats, an example of each of its characters,
+    and some common characters.
+    """
     for code, argument in tree:
         for inner in _list_inner_trees(code, argument):
             if code in _REPEATS and argument[1] > 1:
@@ -276,7 +280,7 @@ _CATEGORIES: dict[Any, Callable[[str], bool]] = {
 
 
 class _Set:
-    """The characters that `[…]` matches."""
+    """The characters that `[…]` in a regular expression matches."""
 
     def __init__(self, members: Any) -> None:
         self._members = members
@@ -310,8 +314,8 @@ def measure_excessive_growth(work: Callable[[Any], object], texts: dict[int, Any
 
     Args:
         work: A function of a text.
-        texts: The text by its size, as `generate_by_size` makes it. If the work is slow for the shortest text,
-            only that text is measured.
+        texts: The text by its size, as `generate_by_size` makes it. If the work is slow for the shortest text, the
+            growth is measured from this text to the text of twice its size, and otherwise between the two longest.
     """
     shortest, _, normal, _ = sorted(texts)
     size = shortest if measure_cpu_s(lambda: work(texts[shortest])) > LINEAR_S else normal

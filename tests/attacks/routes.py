@@ -152,7 +152,10 @@ class _RandomValues:
 
 
 def _list_spellings(location: str) -> tuple[str, ...]:
-    """Return spellings of a location that may look equal with other letters, schemes, slashes or characters."""
+    """Return similar locations, with another scheme, host, letter case or encoding, or with other slashes.
+
+    A careless comparison may take them for the same location.
+    """
     scheme, _, path = location.partition("://")
     folder, _, name = path.rpartition("/")
     other_schemes = {"s3": ("s3a", "s3n", "S3"), "file": ("FILE", "File", "s3")}.get(scheme, ("s3a",))
@@ -224,7 +227,7 @@ def _choose_statement(values: _RandomValues) -> dict[str, Any]:
 
 
 def _choose_updates(values: _RandomValues) -> list[dict[str, Any]]:
-    """Return random updates for a commit of a table."""
+    """Return a list with one random update for a commit of a table."""
     return [
         values.rng.choice(
             (

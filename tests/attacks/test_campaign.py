@@ -63,7 +63,7 @@ async def test_campaigns_over_s3_find_no_leak(tmp_path: Path, s3: S3, number: in
 
 
 async def test_gateway_neither_reveals_nor_changes_the_victims_objects(tmp_path: Path, s3: S3) -> None:
-    """The test sends requests for the victim's objects, which are in the gateway's cache before."""
+    """The test first fills the gateway's cache with the victim's objects. Then an attacker requests these objects."""
     rng = random.Random(first_seed())
     async with open_world(tmp_path / "home", rng, s3, with_gateway=True) as world:
         campaign = AttackCampaign(world, rng, seed=1)

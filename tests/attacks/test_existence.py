@@ -104,6 +104,7 @@ async def _list_differences(world: AttackWorld, seeds: range) -> list[str]:
             fake_principal, _, fake_path, fake_body, _ = fake_campaign.request
             if (path, body) == (fake_path, fake_body):
                 continue  # The request contains no hint, so both requests are equal.
+            # The real request would change the attacker's own namespace, and so the answer to the fake request.
             if operation in _OWN_STATE and f"/{EVIL}/" in path:
                 continue
             if headers:
@@ -121,7 +122,7 @@ async def _list_differences(world: AttackWorld, seeds: range) -> list[str]:
 
 
 def _remove_identifiers(body: bytes) -> bytes:
-    """Return the words of an answer, without identifiers and parts of identifiers."""
+    """Return an answer with `#` instead of identifiers and parts of identifiers."""
     return _IDENTIFIER_FORMS.sub(b"#", body)
 
 

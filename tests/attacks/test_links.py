@@ -101,7 +101,7 @@ def compute_digests(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def copy_names(own_table: Path, other_path: Path, matching_path: Path) -> None:
+def copy_files_under_the_same_names(own_table: Path, other_path: Path, matching_path: Path) -> None:
     """Give the other tenant a file for each file name of the writer.
 
     Both tenants also get an old file that no table names, for orphan removal.
@@ -141,13 +141,13 @@ async def test_no_file_of_another_tenant_is_read_changed_or_deleted(
             await asyncio.to_thread(create_filled_table, server.url, "mine", "own")
             own_table = max((warehouse / "mine").iterdir(), key=lambda path: path.stat().st_mtime_ns)
             # A link at each file of the writer then leads to a file of the other tenant.
-            copy_names(own_table, other_folder, matching_path)
+            copy_files_under_the_same_names(own_table, other_folder, matching_path)
             digests_before = compute_digests(warehouse / "theirs")
             with Swapper(own_table, other_folder, seed * 100 + round_number) as swapper:
-                answers = [await send_request(server, warehouse, action) for action in rng.sample(ACTIONS * 2, 8)]
+                answers = [await carry_out_action(server, warehouse, action) for action in rng.sample(ACTIONS * 2, 8)]
                 answers += [
-                    await send_request(server, warehouse, "purge"),
-                    await send_request(server, warehouse, "housekeep"),
+                    await carry_out_action(server, warehouse, "purge"),
+                    await carry_out_action(server, warehouse, "housekeep"),
                 ]
             swaps += swapper.swaps
             assert compute_digests(warehouse / "theirs") == digests_before
@@ -162,7 +162,7 @@ async def test_no_file_of_another_tenant_is_read_changed_or_deleted(
 ACTIONS = ["load", "plan", "sql", "join", "expire", "orphans", "commit", "append", "compaction", "statistics"]
 
 
-async def send_request(server: RunningServer, warehouse: Path, action: str) -> str:
+async def carry_out_action(server: RunningServer, warehouse: Path, action: str) -> str:
     """Carry out an action on the table `mine.t`, and return the server's answer as text.
 
     The action is a request, a round of housekeeping, or a job of a table service. The answer may be an error, because

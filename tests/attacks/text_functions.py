@@ -100,7 +100,10 @@ def _list_types(node: ast.FunctionDef) -> tuple[list[str], dict[str, str]] | Non
 
 
 def _build_call(function: Any, positional_types: list[str], keyword_types: dict[str, str]) -> Callable[[str], object]:
-    """Return a function that passes its text to the measured function, and ignores exceptions."""
+    """Return a function that passes its text to the measured function, and returns the result.
+
+    It returns the items of a generator as a list, and None after an exception.
+    """
     plain_function = inspect.unwrap(function)  # Without the cache, because it would answer the second measurement.
 
     def choose_value(kind: str, text: str) -> Any:

@@ -134,7 +134,10 @@ class AttackWorld:
         return [location for location in self.touched_locations if self.is_victims(location)]
 
     async def compute_fingerprint(self) -> dict[str, str]:
-        """Return digests of the victim's files, and of the answers to an admin about the victim's namespace."""
+        """Return digests of the victim's files, and of the answers to an admin about the victim's namespace.
+
+        Another digest covers all grants outside the attacker's namespace.
+        """
         digests = {
             location: _compute_digest(data) for location, data in self.read_files().items() if self.is_victims(location)
         }
@@ -277,10 +280,15 @@ class _VictimData:
         self.hints: dict[str, list[str]] = {name: [] for name in HINT_KINDS}
         world.hints = self.hints
 
-    def add_secret(self, label: str, *, value: bool = True) -> str:
-        """Register a new random text as a secret, and return it. With `value`, no attacker may receive it as a hint."""
+    def add_secret(self, label: str, *, may_be_hint: bool = False) -> str:
+        """Register a new random text as a secret, and return it.
+
+        Args:
+            label: What the secret is, for reports of leaks.
+            may_be_hint: Whether the test may give the secret to an attacker as a hint.
+        """
         return self.world.secrets.register(
-            label, f"{label.replace(' ', '')}{self.rng.getrandbits(48):012x}", value=value
+            label, f"{label.replace(' ', '')}{self.rng.getrandbits(48):012x}", value=not may_be_hint
         )
 
     def add_hint(self, kind: str, text: str | int) -> str:
@@ -325,25 +333,27 @@ class _VictimData:
 
     def _create_written_tables(self) -> None:
         """Write tables with PyIceberg, as an ordinary client."""
-        world, secret = self.world, self.add_secret
+        world, add_secret = self.world, self.add_secret
         options: dict[str, str] = {"uri": world.server.url, "token": world.tokens["viola"]}
         if world.s3 is not None:
             options |= world.s3.build_client_properties() | {"s3.signer": "", "s3.remote-signing-enabled": "false"}
         catalog = RestCatalog("victim", **options)
-        part = secret("partition value", value=False)  # Paths contain this value, and an attacker may know paths.
+        # Paths contain this value, and an attacker may know paths.
+        part = add_secret("partition value", may_be_hint=True)
         # Column 2 partitions the table, so paths contain its name too.
-        columns = [secret("column name", value=number != 2) for number in range(4)]
+        columns = [add_secret("column name", may_be_hint=number == 2) for number in range(4)]
         schema = _build_arrow_schema(columns)
         for kind, name in (("table", f"ledger{self.suffix}"), ("dropped name", f"gone{self.suffix}")):
-            properties = {secret("property key"): secret("property value")}
+            properties = {add_secret("property key"): add_secret("property value")}
             table = catalog.create_table((world.victim, self.add_hint(kind, name)), schema, properties=properties)
             with table.update_spec() as change:
                 change.add_identity(columns[2])
             for _ in range(2):
-                table.append(self._build_secret_rows(schema, part), snapshot_properties={"note": secret("summary")})
+                table.append(self._build_secret_rows(schema, part), snapshot_properties={"note": add_secret("summary")})
             snapshot = table.current_snapshot()
             assert snapshot is not None
-            table.manage_snapshots().create_tag(snapshot.snapshot_id, secret("tag name")).commit()
+            table.manage_snapshots().create_tag(snapshot.snapshot_id, add_secret("tag name")).commit()
+        # `_create_moved_table` has created and moved the first table.
         moved_table = catalog.load_table((world.victim, self.hints["table"][0]))
         moved_table.append(self._build_secret_rows(_build_arrow_schema([item["name"] for item in FIELDS]), part))
         # The table that this method has written becomes the first one, which attacks prefer.

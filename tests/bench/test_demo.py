@@ -82,7 +82,7 @@ def _render_screens(width: int, scale: float) -> str:
     for query in queries:
         for column in CONFIGURATIONS:
             files = 0 if column == CUBED else int(400 * scale)
-            query.answers[column].append(DemoMeasurement(files, int(106_400_000 * scale), 0.97 * scale))
+            query.measurements[column].append(DemoMeasurement(files, int(106_400_000 * scale), 0.97 * scale))
     print_result([Comparison("Spark", queries), Comparison("Trino", queries)], 0.5, console)
     rows = pa.table({"id": range(9)})
     lookup_before = DemoLookup(files=2000, seconds=1.551, rows=rows)

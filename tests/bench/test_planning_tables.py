@@ -185,7 +185,7 @@ def test_partitions_paths_and_summaries_agree_with_the_day_column(
             struct.unpack("<i", manifest["partitions"][0][bound_name])[0]
             for bound_name in ("lower_bound", "upper_bound")
         )
-        assert [low, high] == [(bound_name - datetime.date(1970, 1, 1)).days for bound_name in (min(days), max(days))]
+        assert [low, high] == [(day - datetime.date(1970, 1, 1)).days for day in (min(days), max(days))]
 
 
 def test_spec_buckets_a_long_like_other_implementations(generated_table: GeneratedTable) -> None:
@@ -256,13 +256,14 @@ def test_pyiceberg_and_java_keep_the_same_files_by_every_filter(
 ) -> None:
     pyiceberg_planner = PyIcebergPlanner(generated_table.metadata_location)
     with run_java_planner(generated_table.metadata_location, FILES, tmp_path / "java.log") as java_planner:
-        assert java_planner.plan(True).answer == pyiceberg_planner.plan(True).answer
+        assert java_planner.plan(True).summary == pyiceberg_planner.plan(True).summary
         assert java_planner.plan(True).file_count == FILES
         for bench_filter in FILTERS.values():
             java_files = java_planner.plan(bench_filter.build_expression(generated_table))
             java_files.check_same(
                 pyiceberg_planner.plan(bench_filter.build_expression(generated_table)), bench_filter.name
             )
+            # Another round number changes the literals of the filter a little, so that no cached plan can answer.
             for plan in (
                 java_files,
                 java_planner.plan(bench_filter.build_expression(generated_table, round_number=2000)),

@@ -74,16 +74,16 @@ def test_pages_show_the_figures_of_the_stored_results() -> None:
     assert PICTURE.read_text() == readme.draw_picture(), "run `python -m bench.readme`"
 
 
-def test_picture_has_a_bar_for_each_ratio_that_begins_at_the_peer() -> None:
+def test_picture_has_a_bar_for_each_ratio_from_the_line_of_equal_speed() -> None:
     picture = ElementTree.fromstring(draw_ratio_bars([("a < b", "100×"), ("slower", "0.100×"), ("equal", "1.00×")]))
     svg = "{http://www.w3.org/2000/svg}"
     bars = [(item.get("class"), float(item.get("x")), float(item.get("width"))) for item in picture.iter(f"{svg}rect")]
-    (peer,) = [float(line.get("x1")) for line in picture.iter(f"{svg}line")]
+    (line_x,) = [float(line.get("x1")) for line in picture.iter(f"{svg}line")]
     assert [kind for kind, _, _ in bars] == ["bar", "slower", "bar"]
     (_, faster_start, faster_width), (_, slower_start, slower_width), _ = bars
-    assert faster_start == peer
+    assert faster_start == line_x
     assert faster_width == pytest.approx(2 * slower_width, abs=0.2), "the logarithm of 100 is twice that of 1 / 0.1"
-    assert slower_start + slower_width == pytest.approx(peer, abs=0.2)
+    assert slower_start + slower_width == pytest.approx(line_x, abs=0.2)
     assert "a < b" in [text.text for text in picture.iter(f"{svg}text")]
 
 

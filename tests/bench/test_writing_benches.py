@@ -39,6 +39,7 @@ def test_expected_table_equals_a_dict_of_its_rows(tmp_path: Path) -> None:
         assert rows.equals(batch.rows)
         keys = rows["k"].to_pylist()
         assert len(set(keys)) == 100
+        # A batch draws 90 % of its keys from the base.
         assert sum(key in model for key in keys) >= 90
         model |= dict.fromkeys(keys, batch.batch_number)
     row_counts = {version: list(model.values()).count(version) for version in sorted(set(model.values()))}

@@ -67,7 +67,10 @@ def count_keys(data: bytes) -> str:
 
 
 def read_invalid_view_of_null() -> str:
-    """Read a null whose view has a negative length. Only views of values must be valid."""
+    """Read a stream with a null whose view has a negative length, and return the outcome (`count_keys`).
+
+    Only views of values must be valid.
+    """
     text = pa.array(["a value that is long", None, "short"], pa.string_view())
     views = np.frombuffer(text.buffers()[1], dtype=np.int32).reshape(-1, 4).copy()
     views[1] = (-(1 << 31), 0, 0, 0)

@@ -84,7 +84,10 @@ def _encode_long(value: int) -> bytes:
 
 
 def make_shared_values(form: str) -> pa.Array:
-    """Return an array of 20,000 rows that all refer to one value of 100 KB."""
+    """Return an array of 20,000 rows that all refer to one value of 100 KB.
+
+    The form is "dictionary" or "runs". For any other text, the array has string views.
+    """
     value = pa.array(["x" * 100_000])
     if form == "dictionary":
         return pa.DictionaryArray.from_arrays(pa.array([0] * ROWS, pa.int32()), value)

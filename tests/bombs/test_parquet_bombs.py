@@ -63,7 +63,7 @@ def write_dictionary(folder: Path) -> Path:
 
 
 def write_fixed(folder: Path) -> Path:
-    # PyArrow writes these values one by one, so three times the limit is sufficient.
+    # PyArrow writes each of these values separately, so there are only 2,000. They still decode to three times LIMIT.
     return write_column(folder / "fixed.parquet", repeat_value(pa.binary(len(VALUE)), rows=2_000))
 
 
@@ -107,7 +107,11 @@ def count_rows(path: str) -> int:
 
 
 def read_as_dimension(path: str, kind: str) -> str:
-    """Read the column as a join does. Return the number of keys and rows as text, or the reason of the refusal."""
+    """Read the column as a join does.
+
+    Returns:
+        A text with the numbers of keys, rows and bytes that are left of the limit, or the reason of the refusal.
+    """
 
     async def read() -> str:
         home = Path(path).parent
@@ -131,7 +135,7 @@ def read_as_dimension(path: str, kind: str) -> str:
 
 
 def read_as_rows(path: str) -> str:
-    """Read all rows of the column as a lookup does. Return a text about them, or the reason of the refusal."""
+    """Read all rows of the column as a lookup does. Return a text with their number, or the reason of the refusal."""
 
     async def read() -> str:
         home = Path(path).parent
@@ -429,7 +433,11 @@ def test_long_default_of_a_column_missing_from_a_file_is_one_value() -> None:
     assert column.size_bytes < 10 * MIB
 
 
-def index_column(path: str) -> str:
+def read_column_within_limit(path: str) -> str:
+    """Read the column with the limit LIMIT of decoded bytes. Return its size in bytes, or the reason of a failure.
+
+    The function runs in a separate process, so its limit affects no other test.
+    """
     indexed.DECODED_BYTES_MAX = LIMIT
     schema = Schema((Field(KEY_COLUMN_ID, "c", False, "string"),))
     try:
@@ -444,6 +452,6 @@ def index_column(path: str) -> str:
 @pytest.mark.few_cases(2)
 @pytest.mark.parametrize("name", ["dictionary", "fixed", "delta", "page", "nulls"])
 def test_data_file_that_decodes_to_more_than_the_limit_is_not_indexed(bomb: Bomb, name: str) -> None:
-    size, report = measure_peak(index_column, bomb(name))
+    size, report = measure_peak(read_column_within_limit, bomb(name))
     assert report == f"decoded it takes more than {LIMIT:,} bytes"
     assert size < 2 * LIMIT

@@ -148,6 +148,7 @@ def test_holder_that_pins_much_evicts_its_own_pinned_entries() -> None:
     for number in range(4):
         assert cache.put(("a", number), number, VALUE_BYTES, "a", pinned=True)
     for number in range(100):
+        # The keys of b are requested more often than those of a, but evict only entries of b.
         for _ in range(9):
             cache.get(("b", number))
         cache.put(("b", number), number, VALUE_BYTES, "b", pinned=True)
@@ -214,19 +215,20 @@ def test_disk_keeps_the_values_that_are_requested_more_often(tmp_path: Path) -> 
 
 
 def test_holder_keeps_its_disk_share_after_a_restart(tmp_path: Path) -> None:
+    """Each value counts for a holder. If a holder reaches its limit of bytes, only its own values are evicted."""
     rng = random.Random(first_seed())
     for round_number in range(3):
         tier = DiskTier(tmp_path / "d", 8 << 20, holder_bytes=1 << 20)
         if not round_number:
-            assert tier.put("mine", bytes(500_000), "me")
+            assert tier.put("small", bytes(500_000), "small holder")
         for _ in range(40):
             key = f"k{rng.randrange(60)}"
             if rng.random() < 0.2:
                 tier.discard(key)
             else:
-                tier.put(key, bytes(rng.randrange(1000, 200_000)), "crowd")
+                tier.put(key, bytes(rng.randrange(1000, 200_000)), "large holder")
             tier.check_invariants()
-        assert not tier.put("too large", bytes(2 << 20), "crowd")
-        assert tier.get("mine") is not None
+        assert not tier.put("too large", bytes(2 << 20), "large holder")
+        assert tier.get("small") is not None
         assert tier.read_stats().used_bytes < 2 << 20
         tier.close()

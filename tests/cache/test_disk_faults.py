@@ -165,7 +165,8 @@ def test_read_only_folder_returns_its_values(tmp_path: Path) -> None:
     with mount_small_disk(tmp_path / "disk", "16m") as disk, closing(DiskTier(disk.root, BUDGET_BYTES)) as tier:
         put_all_sizes(tier)
         disk.fill()
-        assert not tier.put("more", b"x"), "the failed put closes SQLite's files, which would prevent the remount"
+        # Open files of SQLite would prevent the remount. This failed put closes them.
+        assert not tier.put("more", b"x")
         subprocess.run(["mount", "-o", "remount,ro", str(disk.root)], check=True)
         assert not tier.put("more", b"x")
         tier.discard("more")
@@ -188,7 +189,7 @@ def test_deleted_folder_is_created_again(tmp_path: Path) -> None:
         assert check_no_wrong_values(tier) == set(SIZES)
         tier.check_invariants()
         (tmp_path / "cache" / "cache.db").unlink()
-        assert check_no_wrong_values(tier) == set(SIZES), "the tier reads values without its account"
+        assert check_no_wrong_values(tier) == set(SIZES), "the tier reads values without cache.db"
         assert tier.put("more", b"x")
         tier.check_invariants()
 
@@ -201,7 +202,9 @@ def test_key_may_be_cached_if_its_file_cannot_be_examined(tmp_path: Path, monkey
         put_all_sizes(tier)
         with monkeypatch.context() as patch:
             patch.setattr(Path, "stat", fail)
-            assert all(tier.may_have(key) for key in SIZES), "`get` counts the error"
+            assert all(tier.may_have(key) for key in SIZES), (
+                "an error does not hide the key, and `get` counts the error"
+            )
         assert not tier.may_have("absent")
 
 
@@ -216,7 +219,7 @@ def test_cache_misses_if_its_folder_is_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("lock_statement", ["BEGIN IMMEDIATE", "BEGIN EXCLUSIVE"])
-def test_locked_account_prevents_puts_but_not_hits(tmp_path: Path, lock_statement: str) -> None:
+def test_locked_cache_database_prevents_puts_but_not_hits(tmp_path: Path, lock_statement: str) -> None:
     with closing(DiskTier(tmp_path, BUDGET_BYTES)) as tier:
         put_all_sizes(tier)
         with closing(sqlite3.connect(tmp_path / "cache.db", isolation_level=None)) as other_connection:

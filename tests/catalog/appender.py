@@ -85,7 +85,10 @@ class LiveFile:
 
 
 def read_manifest(listed_row: Row) -> list[LiveFile]:
-    """Return the data files of a manifest, with the values that they inherit by the specification."""
+    """Return the live data files of a manifest, with the values that they inherit by the specification.
+
+    Also check the counts and the lowest sequence number that the manifest list has for the manifest.
+    """
     live_files, next_row_id = [], listed_row.get("first_row_id")
     rows = _read_rows(listed_row["manifest_path"])
     listed_counts = [listed_row[name] for name in _COUNTS]
@@ -157,9 +160,9 @@ class EngineAppender:
         self.sequence = self.metadata["last-sequence-number"] + 1
         ref = self.metadata.get("refs", {}).get(self.branch)
         self.expected_snapshot_id = None if ref is None else ref["snapshot-id"]
-        parent = self.expected_snapshot_id if ref is not None else self.metadata.get("current-snapshot-id")
+        parent_id = self.expected_snapshot_id if ref is not None else self.metadata.get("current-snapshot-id")
         self.parent = next(
-            (snapshot for snapshot in self.metadata.get("snapshots", []) if snapshot["snapshot-id"] == parent), None
+            (snapshot for snapshot in self.metadata.get("snapshots", []) if snapshot["snapshot-id"] == parent_id), None
         )
         self.folder = f"{self.metadata['location']}/metadata"
 

@@ -100,7 +100,7 @@ class FailingStore:
 
 
 class FailingObjects:
-    """Storage whose writes may fail before or after their execution."""
+    """Storage whose writes may fail before or after their execution, and whose deletions may fail before it."""
 
     def __init__(self, objects: ObjectStore, faults: RandomFaults) -> None:
         self._objects = objects
@@ -123,7 +123,7 @@ class FailingObjects:
 
 
 class BusyObjects:
-    """Storage that does not answer reads of manifests and manifest lists while `is_busy` is true."""
+    """Storage that refuses reads of manifests and manifest lists while `is_busy` is true."""
 
     def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects

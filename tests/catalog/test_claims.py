@@ -256,7 +256,7 @@ async def test_tables_share_a_folder_only_if_an_unconfined_caller_allows_it(tmp_
 
 
 async def test_purge_deletes_nothing_in_the_location_of_another_table(tmp_path: Path) -> None:
-    """A catalog from before overlaps were rejected can have a table in the location of another table."""
+    """Older versions accepted overlapping locations, so a catalog can have a table in the location of another table."""
     async with open_rig(tmp_path) as rig:
         await move_table(rig)
         new_location = f"{rig.catalog.warehouse.make_namespace_location(('a',))}/over"
@@ -310,7 +310,7 @@ async def test_location_from_an_overwritten_metadata_file_is_not_signed(tmp_path
 @pytest.mark.parametrize("moved", [False, True])
 async def test_overwritten_metadata_log_deletes_no_file_of_another_table(tmp_path: Path, moved: bool) -> None:
     async with open_rig(tmp_path) as rig:
-        moved_table = await move_table(rig)
+        moved_location = await move_table(rig)
         moved_entry = (await rig.catalog.tables.load(("b",), "moved")).entry
         forged_table = await rig.catalog.tables.create(
             CONFINED_CALLER, ("a",), CreateTable(name="forged", schema=SCHEMA)
@@ -325,7 +325,7 @@ async def test_overwritten_metadata_log_deletes_no_file_of_another_table(tmp_pat
             "write.metadata.previous-versions-max": "1",
         }
         log = [{"timestamp-ms": document["last-updated-ms"], "metadata-file": moved_entry.metadata_location}]
-        location = moved_table if moved else document["location"]
+        location = moved_location if moved else document["location"]
         path.write_text(json.dumps({**document, "location": location, "metadata-log": log}))
         set_property = {"action": "set-properties", "updates": {"a": "b"}}
         with pytest.raises(Forbidden) if moved else contextlib.nullcontext():

@@ -110,7 +110,9 @@ async def test_former_namespace_of_a_moved_table_does_not_get_its_location(
         await check_invariants(rig)
 
 
-async def test_last_namespace_may_use_the_location_again(tmp_path: Path, database: dict[str, Any]) -> None:
+async def test_namespace_that_had_the_dropped_table_may_use_its_location_again(
+    tmp_path: Path, database: dict[str, Any]
+) -> None:
     clock = SimulatedClock(1)
     async with open_rig(tmp_path, clock=clock, **database) as rig:
         location = await create_moved_table(rig)

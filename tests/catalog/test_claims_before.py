@@ -54,8 +54,8 @@ class _UnavailableStorage:
 async def _prepare_old_server(home: Path) -> dict[str, str]:
     """Prepare the home of a server version without claims, and return the locations of two tables.
 
-    A claim records that a location belongs to a table.
-    One table is in `b`, and the other has files in another location.
+    A claim records that a location belongs to a table. The table `b.moved` was moved from another namespace, and the
+    table `b.apart` has its metadata in another location.
     """
     async with open_rig(home) as rig:
         locations = {"moved": await move_table(rig)}

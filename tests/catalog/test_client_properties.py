@@ -148,7 +148,7 @@ def _add_properties(location: str, **properties: str) -> str:
     return f"file://{path}"
 
 
-async def test_registered_metadata_with_a_property_that_steers_clients_is_rejected(tmp_path: Path) -> None:
+async def test_registered_metadata_with_a_property_that_redirects_clients_is_rejected(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await _create_objects(rig)
         table = await rig.catalog.tables.unregister(CALLER, ("db",), "t")

@@ -71,7 +71,7 @@ async def test_every_operation_rejects_a_forbidden_location(tmp_path: Path) -> N
             ),
         }
         for description, attempt in attempts.items():
-            with pytest.raises(Forbidden, match="wa"):  # noqa: PT012  the failure must name the operation
+            with pytest.raises(Forbidden, match=CONFINED_CALLER.principal_name):  # noqa: PT012  the failure must name the operation
                 await attempt
                 pytest.fail(f"{description} was accepted")
         inside_location = f"{rig.catalog.warehouse.make_namespace_location(('a',))}/elsewhere"

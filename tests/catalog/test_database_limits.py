@@ -14,7 +14,7 @@ from seamark.formats.runtime.clock import SimulatedClock
 from seamark.formats.runtime.errors import Forbidden, TooManyRequests
 from seamark.metaserver.access.principal import set_principal
 from seamark.metaserver.access.tokens import create_token
-from seamark.metaserver.catalog import database_limits as module
+from seamark.metaserver.catalog import database_limits
 from seamark.metaserver.catalog.database_limits import DatabaseShares, NamespaceSizes
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import AuditRecord, Grant, MetricsReport
@@ -56,9 +56,9 @@ async def _serve_two_tenants(home: Path, **settings: Any) -> AsyncIterator[tuple
 async def test_entries_are_limited_for_each_namespace_separately(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "COUNTED_AGAIN_S", 0.0)  # Each request counts the entries again.
+    monkeypatch.setattr(database_limits, "COUNTED_AGAIN_S", 0.0)  # Each request counts the entries again.
     async with _serve_two_tenants(tmp_path, namespace_entries_limit=4) as (_, send):
-        view = {"name": "t2", "schema": SCHEMA}
+        table_body = {"name": "t2", "schema": SCHEMA}
         for name in ("t0", "t1"):
             assert (
                 await send("ann", "POST", "/v1/namespaces/a/tables", {"name": name, "schema": SCHEMA})
@@ -66,7 +66,7 @@ async def test_entries_are_limited_for_each_namespace_separately(
         assert (await send("ann", "POST", "/v1/namespaces", {"namespace": ["a", "x"]})).status == 200
         for path, body in (
             ("/v1/namespaces/a/tables", {"name": "t2", "schema": SCHEMA}),
-            ("/v1/namespaces/a%1Fx/tables", view),
+            ("/v1/namespaces/a%1Fx/tables", table_body),
             ("/v1/namespaces", {"namespace": ["a", "y"]}),
             ("/v1/namespaces", {"namespace": ["a", "x", "y"]}),
         ):
@@ -93,7 +93,7 @@ async def test_entries_are_limited_for_each_namespace_separately(
 async def test_properties_of_a_namespace_and_its_descendants_are_limited_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "COUNTED_AGAIN_S", 0.0)  # Each request measures the properties again.
+    monkeypatch.setattr(database_limits, "COUNTED_AGAIN_S", 0.0)  # Each request measures the properties again.
     async with _serve_two_tenants(tmp_path, namespace_properties_limit=5_000) as (_, send):
         for name in ("x", "y"):
             document = {"namespace": ["a", name], "properties": {"note": "n" * 2_000}}
@@ -153,6 +153,7 @@ def test_written_bytes_count_for_their_principal_for_one_hour() -> None:
         request_id="",
         remote="",
     )
+    # A drop adds no rows, so its size does not count.
     shares.charge([SaveAudit((record,)), DropNamespace(("a" * 50_000,))])
     shares.require_room("ann")
     shares.charge([SaveAudit((record,))])
@@ -160,7 +161,7 @@ def test_written_bytes_count_for_their_principal_for_one_hour() -> None:
         shares.require_room("ann")
     shares.require_room("bob")
     shares.require_room("anonymous")
-    clock.advance(1000 * (int(module.WINDOW_S) + 10))
+    clock.advance(1000 * (int(database_limits.WINDOW_S) + 10))
     shares.require_room("ann")
 
 
@@ -236,6 +237,6 @@ async def test_namespace_is_measured_rarely_and_never_exceeds_its_limit() -> Non
             await require_room()
     assert store.measurement_count <= 1
     store.rows -= 5
-    clock.advance(1000 * int(module.COUNTED_AGAIN_S))
+    clock.advance(1000 * int(database_limits.COUNTED_AGAIN_S))
     await require_room(5)
     assert store.rows == 10_000

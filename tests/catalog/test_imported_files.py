@@ -42,7 +42,8 @@ NAMES = (
 )
 
 
-def build_metadata(location: str, files: list[str]) -> TableMetadata:
+def build_metadata(location: str, metadata_files: list[str]) -> TableMetadata:
+    """Return metadata of a table without snapshots, whose log has these earlier metadata files."""
     return TableMetadata(
         format_version=2,
         table_uuid="00000000-0000-4000-8000-000000000000",
@@ -56,7 +57,7 @@ def build_metadata(location: str, files: list[str]) -> TableMetadata:
         last_partition_id=0,
         sort_orders=(),
         default_sort_order_id=0,
-        metadata_log=tuple(MetadataLogEntry(0, file) for file in files),
+        metadata_log=tuple(MetadataLogEntry(0, file) for file in metadata_files),
     )
 
 
@@ -105,7 +106,7 @@ def test_metadata_with_too_many_files_are_refused(monkeypatch: pytest.MonkeyPatc
 
 
 async def write_table(rig: CatalogRig, name: str, file_count: int) -> str:
-    """Write a metadata file that names `file_count` earlier files, and return its location."""
+    """Write a metadata file that names `file_count` earlier metadata files, and return its location."""
     await rig.create_table(name)
     loaded_table = await rig.catalog.tables.load(("db",), name)
     assert loaded_table.entry is not None

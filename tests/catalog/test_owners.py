@@ -149,7 +149,8 @@ WRITER = Caller(principal_name="mallory", request_id="r", confined_to=(("db",),)
 async def _overwrite_view_file(rig: CatalogRig, name: str, **changes: Any) -> None:
     """Overwrite the view's metadata file, as a user with access to its folder can.
 
-    A server without a cached file reads it.
+    If the file's name contains a digest of its content, a copy without a digest in its name is overwritten. The cache
+    is cleared, so that the server reads the file.
     """
     entry = await rig.catalog.views.load_entry(("db",), name)
     path = Path(parse_location(entry.metadata_location).file_path)

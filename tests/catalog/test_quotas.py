@@ -63,14 +63,15 @@ def test_short_lease_counts_exactly_for_its_granted_time() -> None:
 def test_quota_ignores_withdrawn_leases_and_counts_renewed_leases() -> None:
     quota = build_shares()
     for number in range(10):
-        quota.grant("trino", number, 0, 60, 1)
+        quota.grant("trino", number, now_s=0, until_s=60, size_bytes=1)
     assert quota.find_exhausted_limit("trino", 1) == "leases of one principal"
     quota.withdraw("trino", [3, 4, 99], 1)
     assert quota.find_exhausted_limit("trino", 1, 2) is None
     assert quota.find_exhausted_limit("trino", 1, 3) == "leases of one principal"
     for number in range(5, 10):
-        quota.grant("trino", number, 50, 110)
+        quota.grant("trino", number, now_s=50, until_s=110)
     assert quota.count_new_leases("trino", [3, 5, 99], 50) == 2
+    # A lease counts for up to five seconds after its end, so those until 60 have ended at 70, and all at 116.
     assert quota.find_exhausted_limit("trino", 70, 5) is None
     assert quota.find_exhausted_limit("trino", 70, 6) == "leases of one principal"
     assert quota.find_exhausted_limit("trino", 116, 10) is None
@@ -80,8 +81,8 @@ def test_quota_ignores_withdrawn_leases_and_counts_renewed_leases() -> None:
 def test_lease_counts_for_the_principal_who_renewed_it_last() -> None:
     quota = build_shares()
     for number in range(10):
-        quota.grant("trino", number, 0, 60, 1)
-        quota.grant("mallory", number, 0, 3600)
+        quota.grant("trino", number, now_s=0, until_s=60, size_bytes=1)
+        quota.grant("mallory", number, now_s=0, until_s=3600)
     assert quota.find_exhausted_limit("trino", 66) is None
     assert quota.find_exhausted_limit("mallory", 66) == "leases of one principal"
 
@@ -90,17 +91,18 @@ def test_bytes_count_until_the_files_are_deleted_and_each_plan_has_a_minimum() -
     quota = build_shares(leases=10**6, size_bytes=20 * PLAN_BYTES_MIN)
     for number in range(10):
         assert quota.find_exhausted_limit("rita", 0) is None
-        quota.grant("rita", number, 0, 60, 1)
+        quota.grant("rita", number, now_s=0, until_s=60, size_bytes=1)
     assert quota.find_exhausted_limit("rita", 0) == "bytes of one principal"
     quota.withdraw("rita", range(10), 10)
     assert quota.find_exhausted_limit("rita", 3600) == "bytes of one principal", (
         "the files exist until the end of the grace period"
     )
+    # The leases end at 10, the grace period an hour later, and bytes count for up to five seconds longer.
     assert quota.find_exhausted_limit("rita", 3616) is None
     for number in range(20):
         assert quota.find_exhausted_limit(ANONYMOUS_NAME, 3700) is None, "an anonymous caller has no share of its own"
-        quota.grant(ANONYMOUS_NAME, number, 3700, 3760, 1)
-        quota.grant(ANONYMOUS_NAME, number, 3700, 3790)
+        quota.grant(ANONYMOUS_NAME, number, now_s=3700, until_s=3760, size_bytes=1)
+        quota.grant(ANONYMOUS_NAME, number, now_s=3700, until_s=3790)
     assert quota.find_exhausted_limit(ANONYMOUS_NAME, 3700) == "bytes"
     assert quota.find_exhausted_limit("ron", 3700) == "bytes"
     quota.check_invariants()

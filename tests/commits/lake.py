@@ -33,7 +33,7 @@ _counts: WeakKeyDictionary[Commits, Counter[str]] = WeakKeyDictionary()
 """The number of changes of each table that are queued or in a group that is being committed, by server."""
 
 
-def _count_waiting(commits: Commits) -> None:
+def _patch_to_count_waiting_changes(commits: Commits) -> None:
     """Patch `commits`, if it is not patched yet, so that `_counts` has the number of waiting changes of each table."""
     if commits in _counts:
         return
@@ -76,7 +76,7 @@ class CommitTable:
         assert answer.status == 200, answer.raw
         folder = Path(answer.json["metadata"]["location"].removeprefix("file://"))
         (folder / "data").mkdir(parents=True)
-        _count_waiting(api.server.components.commits)
+        _patch_to_count_waiting_changes(api.server.components.commits)
         return CommitTable(api, folder, name, version, spec)
 
     @property
@@ -179,7 +179,12 @@ class CommitTable:
         }
 
     def write_vectors(self, positions: Mapping[str, Iterable[int]], part: int | None = None) -> list[dict[str, Any]]:
-        """Write a Puffin file with a deletion vector for each data file, and return the entries of a commit request."""
+        """Write a Puffin file with a deletion vector for each data file, and return the entries of a commit request.
+
+        Args:
+            positions: The deleted positions by the path of the data file.
+            part: The partition of all these data files if the table is partitioned.
+        """
         path = self._create_path("-dv.puffin")
         data, vectors = b"PFA1", []
         for data_path, deleted_positions in positions.items():

@@ -95,6 +95,10 @@ class Change:
 
 
 def draw_change(rng: random.Random, version: int, number: int, parts: tuple[int, ...]) -> Change:
+    """Return a random change. Most changes read rows; the first change is more often one that reads none.
+
+    The possible effects depend on the format version, because only version 3 has deletion vectors.
+    """
     effects = ["rewrite", "vectors"] if version == 3 else ["rewrite", "named", "unnamed"]
     return Change(
         kind=rng.choice((*BLIND_KINDS, *READING_KINDS) if number == 1 or rng.random() < 0.2 else READING_KINDS),
@@ -204,7 +208,10 @@ def _changes_rows(change: Change, base: dict[str, StoredFile]) -> bool:
 async def _delete_random_row(
     lake: CommitTable, base: dict[str, StoredFile], version: int, snapshot_id: int, rng: random.Random
 ) -> int:
-    """Delete one row of a random file of the base, and return the id of the new snapshot."""
+    """Delete one row of a random file of the base, and return the id of the new snapshot.
+
+    Also record the deleted row in the file of the base.
+    """
     file = rng.choice(list(base.values()))
     file.deleted_positions = {rng.randrange(len(file.rows))}
     if version == 3:

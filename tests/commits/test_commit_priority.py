@@ -34,6 +34,7 @@ def test_change_that_has_waited_longest_is_next() -> None:
     record_collisions(priority, A, 0.5, 1.0)
     record_collisions(priority, C, 0.6, 1.1)
     record_collisions(priority, B, 1.2)
+    # The priority of A lasts three seconds and twice the 0.5 s between its last two collisions.
     assert priority.expire_and_find_holder(TABLE, 1.3) == (A, 1.0 + 4.0 - 1.3), "the priority lasts from 1.0 on for 4 s"
     priority.release(TABLE, A, 1.4)
     holder = priority.expire_and_find_holder(TABLE, 1.4)

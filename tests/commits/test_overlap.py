@@ -279,7 +279,7 @@ def test_bucket_is_contained_in_a_bucket_of_half_as_many_buckets() -> None:
         ("day", 0, -1, True),
     ],
 )
-def test_partition_dates_before_1970_may_be_one_day_too_high_as_in_old_java_versions(
+def test_months_and_years_before_1970_may_be_one_too_high_as_in_old_java_versions(
     transform: str, stored_value: int, value: int, are_disjoint: bool
 ) -> None:
     partitions, stored_partition, partition = _build_two_partitions(
@@ -289,16 +289,16 @@ def test_partition_dates_before_1970_may_be_one_day_too_high_as_in_old_java_vers
     assert Targets(partitions, [stored_partition]).overlap(partitions.make_partition(*partition)) is not are_disjoint
 
 
-@pytest.mark.parametrize(("width", "are_disjoint"), [(1 << 30, True), ((1 << 30) + 1, False)])
-def test_int_truncations_that_writers_compute_differently_prove_nothing(width: int, are_disjoint: bool) -> None:
+@pytest.mark.parametrize(("width", "is_proved"), [(1 << 30, True), ((1 << 30) + 1, False)])
+def test_int_truncations_that_writers_compute_differently_prove_nothing(width: int, is_proved: bool) -> None:
     partitions, truncated_partition, partition = _build_two_partitions(
         (f"truncate[{width}]", 0), ("identity", -5), source_id=5
     )
-    assert Targets(partitions, [partition]).overlap(partitions.make_partition(*truncated_partition)) is not are_disjoint
+    assert Targets(partitions, [partition]).overlap(partitions.make_partition(*truncated_partition)) is not is_proved
     partitions, truncated_partition, partition = _build_two_partitions(
         (f"truncate[{width}]", 0), ("identity", 5), source_id=5
     )
-    assert Targets(partitions, [truncated_partition]).contain(partitions.make_partition(*partition)) is are_disjoint
+    assert Targets(partitions, [truncated_partition]).contain(partitions.make_partition(*partition)) is is_proved
 
 
 def _matches(expression: Expression, value: Any) -> bool:
@@ -348,7 +348,8 @@ def _draw_filter(rng: random.Random, depth: int = 0) -> Any:
     return filter_json
 
 
-def test_filter_or_its_negation_matches_each_row_and_only_one_of_them_a_number() -> None:
+def test_filter_and_its_negation_match_each_row_and_exclude_each_other_for_numbers() -> None:
+    """Null and NaN match at least one of the two, and may match both."""
     seed = first_seed()
     print(f"residual: seed {seed}")
     rng = random.Random(seed)

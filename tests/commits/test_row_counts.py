@@ -108,11 +108,14 @@ class RowCountModel:
         files = [self.files[path] for path in chosen_paths]
         rows = sum(file.rows for file in files)
         live_row_count = rows - sum(len(file.deleted_positions) for file in files)
+        # Each position in a delete file may delete a different row, so all positions are subtracted.
         rows_min = rows - self.shared_positions - sum(file.named_positions for file in files)
         stated_rows = self.rng.choice(
             [live_row_count, live_row_count, rows, rows + 1, rows + 5, rows_min, rows_min - 1, rows_min - 3]
         )
-        added_rows, is_too_few = max(0, stated_rows), not self.has_equality_deletes and max(0, stated_rows) < rows_min
+        added_rows = max(0, stated_rows)
+        # Equality deletes may have removed any number of rows, so there is no lower limit with them.
+        is_too_few = not self.has_equality_deletes and added_rows < rows_min
         is_accepted = added_rows <= rows and not is_too_few
         assert is_accepted or added_rows != live_row_count
         new_files = [self.build_file(added_rows)] if added_rows else []

@@ -76,7 +76,7 @@ def test_row_changes_of_pyiceberg_commit_during_upserts_of_other_rows(server: Se
 def delete_with_retries(catalog: object, number: int) -> int:
     """Delete the row with the id `number` as users of PyIceberg do: after a conflict, repeat all steps.
 
-    Return the number of attempts, which is limited so that the test ends.
+    Return the number of attempts. If too many attempts fail, return `10 * TRIES_MAX`, so that the test ends.
     """
     for tries in range(1, 10 * TRIES_MAX):
         try:

@@ -47,7 +47,7 @@ class ServerThread:
         return Api(self._running_server)
 
     def list_written_files(self) -> set[Path]:
-        """Return the data, delete and index files in the home, whether or not a table names them."""
+        """Return the data, delete and index files in the home, except in cache folders. Tables need not name them."""
         suffixes = (".parquet", ".puffin")
         return {path for path in self.home.rglob("*") if path.suffix in suffixes and "cache" not in path.parts}
 

@@ -267,7 +267,7 @@ def test_answer_of_a_server_without_an_iceberg_catalog_is_reported() -> None:
         with pytest.raises(Unreachable, match="does not answer by TLS; a server without TLS has an http:// URL"):
             list(client.timeline())
         client.close()
-    assert error.value.message == "HTTP 404, in the form of another server or of a proxy: 404 Not Found"
+    assert error.value.message == "HTTP 404; the response is not from Seamark, but perhaps from a proxy: 404 Not Found"
 
 
 def test_listing_that_is_not_arrow_is_a_server_failure() -> None:

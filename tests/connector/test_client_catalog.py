@@ -35,7 +35,7 @@ def test_namespaces_of_all_levels_and_their_tables_are_listed_page_by_page(
     client.close()
 
 
-def test_table_is_loaded_below_the_servers_prefix_with_vended_credentials(tmp_path: Path) -> None:
+def test_table_is_loaded_below_the_servers_prefix(tmp_path: Path) -> None:
     server = ServerThread(tmp_path, warehouse=tmp_path.as_uri(), prefix="main")
     server.start()
     try:

@@ -40,9 +40,9 @@ def test_row_counts_from_pages_and_indexes_equal_the_row_counts_of_the_files(
     page_rows = 100
     monkeypatch.setattr(choosing, "PAGE_ROWS", page_rows)
     seed = first_seed()
-    source = random.Random(seed)
+    rng = random.Random(seed)
     create_upsert_table(client, fields=FIELDS)
-    keys_by_file = [[source.randrange(300) for _ in range(source.randrange(200, 1500))] for _ in range(4)]
+    keys_by_file = [[rng.randrange(300) for _ in range(rng.randrange(200, 1500))] for _ in range(4)]
     for number, keys in enumerate(keys_by_file):
         ids = range(number, number + 4 * len(keys), 4)  # The ids of the four files differ.
         schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("k", pa.int64())])
@@ -52,8 +52,10 @@ def test_row_counts_from_pages_and_indexes_equal_the_row_counts_of_the_files(
         with closing(InProcessWorkers()) as workers:
             build(client, "db.t", "by_k", workers)
     table = open_table(client, "db.t", CURRENT)
-    for wanted_key in (source.randrange(300) for _ in range(10)):
+    for wanted_key in (rng.randrange(300) for _ in range(10)):
         row_count = estimate_remaining_rows(client, table, bind_filter(f"k = {wanted_key}", table))
+        # planned: the rows of the planned files. touched: the rows of their pages with a matching row. chosen: the
+        # matching rows, or all rows of a file without an index.
         expected = RemainingRows()
         for keys in keys_by_file:
             matching_rows = [row for row, key in enumerate(keys) if key == wanted_key]
@@ -71,7 +73,10 @@ def test_row_counts_from_pages_and_indexes_equal_the_row_counts_of_the_files(
 
 
 def test_seamark_reader_is_chosen_if_it_skips_enough_pages() -> None:
-    """The touched rows and the fixed cost, `BREAK_EVEN_ROWS`, must be less than the fraction of the planned rows."""
+    """`touched` is the number of rows in the pages that are read.
+
+    With the fixed cost `BREAK_EVEN_ROWS`, it must be less than `BREAK_EVEN_FRACTION` of the planned rows.
+    """
     many_rows = 100 * BREAK_EVEN_ROWS
     assert RemainingRows(planned=many_rows, touched=BREAK_EVEN_ROWS, chosen=1).suits_seamark
     assert RemainingRows(

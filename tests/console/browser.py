@@ -65,7 +65,7 @@ class RecordedPage:
         return answer["result"].get("value")
 
     async def find_violations(self) -> list[str]:
-        """Return the serious and critical violations that axe finds."""
+        """Return the serious and critical violations that the accessibility checker axe finds."""
         await self.run(AXE.read_text() + "\n;0")
         violations = await self.run("axe.run(document).then((result) => result.violations)")
         return [

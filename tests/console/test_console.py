@@ -16,10 +16,10 @@ from tests.console.world import (
     SCHEMA,
     build_content_file,
     commit_change,
+    create_many_tables,
     create_table,
     create_tokens,
     make_large,
-    make_many,
     make_orders,
     send_request,
 )
@@ -369,7 +369,7 @@ async def test_console_shows_ten_thousand_tables_and_a_hundred_thousand_files(tm
         open_browser() as browser,
         open_page(browser, server.url) as recorded_page,
     ):
-        await make_many(server, 10_000)
+        await create_many_tables(server, 10_000)
         await make_large(server, 100_000)
         await recorded_page.open("#/tables")
         await wait_for_text(recorded_page, "10,002 of 10,002 tables in all namespaces")

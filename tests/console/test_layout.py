@@ -237,7 +237,7 @@ async def test_layout_equals_that_of_a_loop_over_the_files(tables: int, tmp_path
             await check_table(server, f"t{number}", rng)
 
 
-async def test_column_without_a_layout_is_rejected(tmp_path: Path) -> None:
+async def test_invalid_layout_requests_are_rejected_and_a_column_without_bounds_has_no_marks(tmp_path: Path) -> None:
     async with run_server(tmp_path) as server:
         location = await create_table(server, "t")
         await commit_change(server, "t", [build_content_file(f"{location}/data/a", {"id": (1, 2)})])

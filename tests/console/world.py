@@ -194,14 +194,14 @@ async def make_large(server: RunningServer, files: int, seed: int = 2) -> None:
         await commit_change(server, "large", written_files[start : start + _FILES_PER_COMMIT])
 
 
-async def make_many(server: RunningServer, tables: int) -> None:
+async def create_many_tables(server: RunningServer, table_count: int) -> None:
     """Create tables in the namespace `many`, all with the same metadata file."""
     await create_table(server, "template")
     store = server.components.store
     template = await store.load_entry(EntryKind.TABLE, ("db",), "template")
     assert template is not None
     await store.transact([CreateNamespace(path=("many",), properties={})])
-    for start in range(0, tables, 1000):
+    for start in range(0, table_count, 1000):
         entries = [
             Entry(
                 EntryKind.TABLE,
@@ -210,6 +210,6 @@ async def make_many(server: RunningServer, tables: int) -> None:
                 f"{template.uuid}-{number}",
                 template.metadata_location,
             )
-            for number in range(start, min(tables, start + 1000))
+            for number in range(start, min(table_count, start + 1000))
         ]
         await store.transact([CreateEntry(entry) for entry in entries])

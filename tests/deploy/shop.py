@@ -31,9 +31,10 @@ ROWS = 500
 
 @dataclass
 class Shop:
-    """Trino over a server, and a proxy with a second server over the same database and tables.
+    """The processes of tests with the table `shop.orders`: Trino over a server, and a proxy with a second server.
 
-    Tests may kill the second server, `planner`.
+    Both servers have the same database and tables. Tests may kill the second server, `planner`, which plans the
+    statements of the proxy.
     """
 
     seamark: Seamark

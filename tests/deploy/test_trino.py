@@ -49,16 +49,16 @@ class TrinoCatalog:
 
     @property
     def with_named_plans(self) -> TrinoCatalog:
-        """The same server under another Trino catalog, which reads stored plans as tables with names.
+        """The Trino catalog of the same server that reads stored plans as tables with names.
 
-        The other catalog reads them as snapshots of the planned table.
+        The catalog of `self` reads stored plans as snapshots of the planned table.
         """
         return replace(self, catalog=f"{self.catalog}{BY_NAME}")
 
 
 @pytest.fixture(params=[CATALOG, REMOTE])
 def lake(request: pytest.FixtureRequest, trino_lake: TrinoLake) -> TrinoCatalog:
-    """Return tables on local files, or in S3 as in compose."""
+    """Return a catalog whose tables are in local files, or a catalog whose tables are in S3."""
     name = request.param
     return TrinoCatalog(trino_lake.servers[name], trino_lake.trino, name, trino_lake.client_properties[name])
 

@@ -93,7 +93,7 @@ def fetch_rows(port: int, sql: str, meanwhile: Callable[[], None], **options: An
     """Fetch the first rows of a statement, run `meanwhile`, and fetch the rest.
 
     Returns:
-        The number of rows, or Trino's error.
+        The number of rows, the name of Trino's error, or the class of another error of the client.
     """
     connection = connect_to_trino(port, **options)
     try:
@@ -238,7 +238,7 @@ def test_clients_see_the_restart_of_a_killed_coordinator(lake: BreakableServers)
 
 
 def are_running(lake: BreakableServers, cursors: Sequence[Any], statements: Sequence[Future[None]]) -> bool:
-    """Return whether all statements are running. Raise the error of a statement that has ended."""
+    """Return whether all statements are running. A statement that has ended fails the test, with its error if any."""
     for statement in statements:
         if statement.done():
             statement.result()
@@ -247,7 +247,7 @@ def are_running(lake: BreakableServers, cursors: Sequence[Any], statements: Sequ
 
 
 def read_query_state(lake: BreakableServers, query_id: str | None) -> str:
-    """Return the state of a query from Trino's web interface.
+    """Return the state of a query from Trino's web interface, or the HTTP status of an error.
 
     A SQL statement for the state would wait in the queue, and Trino knows a query only after its client's first
     request.

@@ -137,8 +137,9 @@ def run_campaign(trino_and_proxy: TrinoAndProxy, trino_lake: TrinoLake, seed: st
 def test_random_queries_are_equal_through_the_proxy(
     trino_and_proxy: TrinoAndProxy, trino_lake: TrinoLake, seed: int, queries: int
 ) -> None:
-    """The queries have joins, subqueries, set operations, grouping sets, windows, quoted names, comments and
-    parameters.
+    """The proxy does not change the rows of queries with many features of SQL.
+
+    The queries have joins, subqueries, set operations, grouping sets, windows, quoted names, comments and parameters.
     """
     counts_before, rewritten_before = trino_and_proxy.counts.copy(), trino_and_proxy.proxy.count_statements("rewritten")
     run_campaign(trino_and_proxy, trino_lake, f"{seed}", queries)

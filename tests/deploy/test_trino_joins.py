@@ -25,7 +25,10 @@ SESSION = {"X-Trino-Schema": "star"}
 
 @pytest.fixture(scope="module")
 def star(shop: Shop) -> Iterator[Shop]:
-    """Open `star.sales`. Each of its files has ten items of one colour, in all countries, on all days of its month."""
+    """Create the star schema `star`: `sales` and the dimension tables `items`, `brands`, `days` and `nations`.
+
+    Each file of `sales` has ten items of one colour, in all countries, on all days of its month.
+    """
     catalog = load_catalog("seamark", type="rest", uri=shop.seamark.base_url)
     catalog.create_namespace("star")
     keys = list(range(FILES * ITEMS_PER_FILE))

@@ -15,8 +15,9 @@ from tests.services.trino import ETC
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """Return a checkout with the launcher, with files named like Trino's jars, and with a `java_path` that prints its
-    arguments.
+    """Return a checkout with the launcher, with files named like Trino's jars, and with a program `java`.
+
+    The program prints its arguments.
     """
     shutil.copytree(DEPLOY / "trino", tmp_path / "deploy" / "trino")
     for jar in ("lib/trino-main-1.jar", "plugin/iceberg/trino-iceberg-1.jar"):
@@ -60,7 +61,8 @@ def test_missing_program_is_reported_in_one_line_with_the_command(checkout: Path
     result = run_launcher(checkout, JAVA25=str(checkout / "none"))
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr == "Trino needs a JDK 25: install one below /usr/lib/jvm, or set JAVA25 to its home\n"
-    # The launcher searches the JDKs below /usr/lib/jvm with grep, so it finds none. /bin/java may be an older one.
+    # The launcher searches the JDKs below /usr/lib/jvm with grep. This grep always fails, so the launcher finds none.
+    # /bin/java may be an older one.
     failing_grep = checkout / "bin" / "grep"
     failing_grep.parent.mkdir()
     failing_grep.write_text("#!/bin/sh\nexit 1\n")

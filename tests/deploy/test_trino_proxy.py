@@ -272,7 +272,7 @@ def test_several_coordinators_have_separate_paths(shop: Shop, tmp_path: Path) ->
 
 
 class _WrongPlanServer(BaseHTTPRequestHandler):
-    """A server that returns names of plans that do not exist."""
+    """A server that returns the ids of plan snapshots that do not exist."""
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))

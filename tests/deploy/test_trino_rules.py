@@ -47,7 +47,7 @@ class RulesRig:
 
 
 def create_orders(seamark: Seamark) -> None:
-    """Create and fill `ruled.orders`, in whose files ids and card numbers are different, and ten `ruled.customers`."""
+    """Create `ruled.orders`, and `ruled.customers` with ten rows. Two files of orders share no id and no card."""
     catalog = load_catalog("seamark", type="rest", uri=seamark.base_url)
     catalog.create_namespace("ruled")
     text, number = pa.string(), pa.int64()
@@ -73,6 +73,7 @@ def create_orders(seamark: Seamark) -> None:
 
 @pytest.fixture(scope="module")
 def rig(trino_lake: TrinoLake, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RulesRig]:
+    """Create a table and views, and run a proxy over Trino. It waits up to 20 seconds for a statement's first row."""
     seamark, coordinator = trino_lake.seamark, trino_lake.trino
     create_orders(seamark)
     with run_trino_proxy(
@@ -157,9 +158,9 @@ def list_snapshot_ids(rig: RulesRig, header: str | None = PLANS) -> list[int]:
 
 
 def plan_name(rig: RulesRig, predicate: str) -> str:
-    """Let another user plan a scan of `orders` with this predicate, and return the name of the plan table.
+    """Plan a scan of `orders` with this predicate, and return the name of the plan table.
 
-    A plan table is a table name under which Trino reads only the files of the plan.
+    The request names no user. A plan table is a table name under which Trino reads only the files of the plan.
     """
     request = urllib.request.Request(
         f"{rig.seamark.base_url}/api/v1/tables/ruled/orders/plan-tables",

@@ -67,7 +67,10 @@ def open_session(lake: TrinoLake, engine: str, port: int | None = None) -> SqlSe
 
 
 def to_dialect_type(trino_type: str) -> str:
-    """Return the type of Seamark's SQL for a type of Trino. It has one text type, and times in microseconds."""
+    """Return the type of Seamark's SQL for a type of Trino.
+
+    Seamark's SQL has one text type, and all its times have microseconds, so lengths and precisions are dropped.
+    """
     plain_type = trino_type.replace("(3)", "").replace("(6)", "").replace(", ", ",")
     return "varchar" if plain_type.startswith("varchar") else plain_type
 
@@ -75,7 +78,11 @@ def to_dialect_type(trino_type: str) -> str:
 def compare_engines(lake: TrinoLake, proxy: TrinoProxy, seed: int, queries: int) -> Counter[str]:
     """Check that Trino, Trino behind the proxy, and DuckDB with Seamark's translation return the same rows.
 
-    If Trino refuses a statement, DuckDB must also refuse it.
+    A statement that Trino refuses is not compared. If Seamark cannot translate a statement for DuckDB, only Trino and
+    the proxy are compared.
+
+    Returns:
+        The numbers of statements by outcome, and the number of files that plans left out.
     """
     counts: Counter[str] = Counter()
     rng = random.Random(seed)

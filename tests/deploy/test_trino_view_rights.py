@@ -84,9 +84,9 @@ def test_nested_views_run_with_the_same_privileges_as_without_the_proxy(
 ) -> None:
     """An INVOKER view in a DEFINER view is read with the privileges of the owner of the DEFINER view.
 
-    `lending` is a DEFINER view over an INVOKER view, `keeping` an INVOKER view over one, and `opening` an INVOKER view
-    over a DEFINER view. Rita may not read the table. For a plan, the view becomes a plan view with `~plan~` in its
-    name.
+    `lending` is a DEFINER view over an INVOKER view, `keeping` is an INVOKER view over an INVOKER view, and `opening`
+    is an INVOKER view over a DEFINER view. Rita may not read the table. For a plan, the view becomes a plan view with
+    `~plan~` in its name.
     """
     sql = f"SELECT * FROM {view} WHERE id IN (4711, 4712, 4713) ORDER BY 1"
     count_before = guarded_shop.proxy.count_statements("original")

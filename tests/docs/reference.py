@@ -111,7 +111,7 @@ NOTES = {
 
 
 def format_cli_page() -> str:
-    """Return every command with its help, formatted for a terminal with 100 columns."""
+    """Return the text of the page about commands: each command with its help, for a terminal with 100 columns."""
     sections = [
         "# Commands\n\n`python -m tests.docs.reference` generates this page. The flags of `seamark serve` are the\n"
         "[settings](settings.md); other commands take the settings that locate the database. With invalid settings a\n"
@@ -124,7 +124,8 @@ def format_cli_page() -> str:
         context = click.Context(
             command, info_name=path, terminal_width=WIDTH, max_content_width=WIDTH, help_option_names=help_option_names
         )
-        # Reset the width, because click keeps that of the first context, which an earlier test may have created.
+        # Forget the help option, because click keeps the one of the first context, which may have other names. An
+        # earlier test may have created that context.
         command._help_option = None
         text = command.get_help(context)
         if path == "seamark serve":
@@ -141,7 +142,7 @@ def _list_commands(command: click.Command, path: str) -> Iterator[tuple[str, cli
 
 
 def format_errors_page() -> str:
-    """Return the tree of errors as a table, in the order of the tree."""
+    """Return the text of the page about errors. Its table has the errors in the order of their tree."""
     lines = [
         "# Errors",
         "",
@@ -191,7 +192,7 @@ def list_served_operations() -> set[str]:
 
 
 def format_operations_page() -> str:
-    """Return every operation of Iceberg's specification, and whether it is served."""
+    """Return the text of the page with each operation of Iceberg's specification, and whether it is served."""
     known_operations, served_operations = read_operations(), list_served_operations()
     lines = [
         "# Iceberg REST operations",

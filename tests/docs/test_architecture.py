@@ -57,7 +57,7 @@ def test_make_targets_of_the_contributing_page_exist() -> None:
 def _list_glossary_rows() -> list[tuple[str, str, str]]:
     """Return (term, meaning, source) of all rows of the glossary."""
     rows = re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \|$", GLOSSARY.read_text(), flags=re.MULTILINE)
-    return [(term, meaning, source) for term, meaning, source in rows if term != "term"]  # The first is the head.
+    return [(term, meaning, source) for term, meaning, source in rows if term != "term"]  # The first is the header.
 
 
 def _list_glossary_classes() -> list[str]:

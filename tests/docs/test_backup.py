@@ -14,7 +14,7 @@ from tests.services.seamark import Seamark
 
 
 def run_block(text: str, folder: Path) -> None:
-    """Run the block of the page that contains this text."""
+    """Run the only bash block of `docs/how-to/operate.md` that contains this text."""
     blocks = Page(REPO / "docs" / "how-to" / "operate.md").blocks
     (command,) = (block.text for block in blocks if block.language == "bash" and text in block.text)
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}

@@ -73,7 +73,10 @@ NOT_SETTINGS = {
 
 
 def test_python_block_can_be_pasted_into_an_interactive_interpreter() -> None:
-    """Before Python 3.13, an empty line ends a loop in the interpreter: a loop must end with one and contain none."""
+    """Before Python 3.13, an empty line ends a loop in the interpreter.
+
+    So an empty line must follow each loop, and no loop may contain an empty line.
+    """
     blocks = [(page, block) for page in PAGES for block in page.blocks if block.language == "python"]
     assert len(blocks) > 50  # With a broken search for blocks, the test would check nothing.
     for page, block in blocks:

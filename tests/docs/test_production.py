@@ -111,6 +111,7 @@ class Production:
 def production(
     tmp_path: Path, postgres_url: str, s3: S3, s3_bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Production]:
+    """Prepare the production set-up of the README for this machine, with a token for its clients."""
     variables, token, server = find_production_blocks()
     authority = Authority(tmp_path, (HOST,))
     authority.issue("seamark")
@@ -154,6 +155,7 @@ def production(
 
 
 def append_numbers(production: Production, name: str, *numbers: int) -> None:
+    """Append one row for each number, in commits of their own. If the table does not exist, create it with an index."""
     properties = {"header.X-Iceberg-Access-Delegation": "remote-signing"}
     token = production.environment["SEAMARK_TOKEN"]
     tls_options: Any = {"ssl": {"cabundle": production.environment["SEAMARK_CA"]}}
@@ -178,9 +180,9 @@ def test_production_servers_index_and_maintain_tables(production: Production) ->
     with closing(IndexClient(url, token=token)) as client:
 
         def is_maintained(appended_rows: int) -> bool:
-            """Return True if all files of one row are indexed, and some are compacted.
+            """Return True if all files are indexed, and the `appended_rows` rows are in fewer files.
 
-            Other files may be added in the meantime.
+            Each row was appended in a separate file.
             """
             index, health = client.index("db.t", "by_name"), client.health("db.t")
             is_compacted = health["records"] == appended_rows and health["files"] < appended_rows

@@ -12,7 +12,7 @@ _DEFINED_TEST = re.compile(r"^(?:async )?def (test_\w+)\(", re.MULTILINE)
 
 
 def _list_attack_rows() -> list[str]:
-    """Return the rows of the table of attacks, without its head."""
+    """Return the rows of the table of attacks, without its header."""
     _, _, text_from_section = PAGE.read_text().partition("\n## Attacks and answers\n")
     section, _, _ = text_from_section.partition("\n## ")
     _head, _separator, *rows = (line for line in section.splitlines() if line.startswith("|"))

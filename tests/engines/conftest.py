@@ -106,15 +106,5 @@ def _is_covered_by_another_test(item: pytest.Function) -> bool:
     return parameters.get("lake") == LOCAL_FILES and name == "test_spark_merges_updates_and_deletes"
 
 
-@pytest.fixture
-def quiet_network() -> Iterator[None]:
-    """Ignore warnings about sockets that some clients leave to the garbage collector."""
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        yield
-
-
 def collect_rows(frame: Any) -> list[tuple[Any, ...]]:
     return [tuple(row) for row in frame.collect()]

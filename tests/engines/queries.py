@@ -101,7 +101,8 @@ class Queries:
     def _draw_lateral(self) -> str:
         """Return a query with a lateral subquery, and in some cases with a join in the subquery.
 
-        The subquery returns aggregates, groups or first rows, from rows that equal the outer row in a column.
+        The subquery returns aggregates, groups or first rows, from rows that equal the outer row in a column. In three
+        of ten cases, it is a scalar subquery. If no column can be joined, the query has no subquery.
         """
         rng = self._rng
         inner, columns = self._draw_select(1)
@@ -114,7 +115,7 @@ class Queries:
         if not pairs:
             return f"SELECT * FROM ({inner}) o WHERE {self._draw_condition(columns, 'o')}"
         column, other, other_column = rng.choice(pairs)
-        number = next(name for name, kind in TABLES[other].items() if kind in ("bigint", "int"))
+        numeric = next(name for name, kind in TABLES[other].items() if kind in ("bigint", "int"))
         source, inner_pair = f"{self._db}.{other} x", self._draw_pair({"x": other}, set())
         if inner_pair is not None and rng.random() < 0.4:
             (_, source_column), (table, inner_column) = inner_pair
@@ -128,10 +129,10 @@ class Queries:
         )
         body = rng.choice(
             [
-                f"SELECT count(*) AS n, max(x.{number}) AS m FROM {source} WHERE {where}",
-                f"SELECT 1 AS n, x.{number} AS m FROM {source} WHERE {where} ORDER BY x.{number} DESC LIMIT 2",
-                f"SELECT count(*) AS n, x.{number} AS m FROM {source} WHERE {where} GROUP BY x.{number}",
-                f"SELECT DISTINCT 2 AS n, x.{number} AS m FROM {source} WHERE {where}",
+                f"SELECT count(*) AS n, max(x.{numeric}) AS m FROM {source} WHERE {where}",
+                f"SELECT 1 AS n, x.{numeric} AS m FROM {source} WHERE {where} ORDER BY x.{numeric} DESC LIMIT 2",
+                f"SELECT count(*) AS n, x.{numeric} AS m FROM {source} WHERE {where} GROUP BY x.{numeric}",
+                f"SELECT DISTINCT 2 AS n, x.{numeric} AS m FROM {source} WHERE {where}",
             ]
         )
         join = rng.choice([", LATERAL ({}) q", "JOIN LATERAL ({}) q ON true", "LEFT JOIN LATERAL ({}) q ON q.m > 3"])
@@ -139,12 +140,12 @@ class Queries:
             ["true", "q.n > 0", "q.n = 0", "q.m IS NULL", f"q.m < 60 AND {self._draw_condition(columns, 'o')}"]
         )
         if rng.random() < 0.3:
-            text = f"(SELECT max(x.{number}) FROM {source} WHERE {where})"
+            text = f"(SELECT max(x.{numeric}) FROM {source} WHERE {where})"
             return f"SELECT o.*, {text} AS m FROM ({inner}) o WHERE {self._draw_condition(columns, 'o')}"
         return f"SELECT o.*, q.n, q.m FROM ({inner}) o {join.format(body)} WHERE {outer}"
 
     def _draw_comparison_query(self) -> str:
-        """Return a query that compares a column with an extreme of some rows, or with a column of another table."""
+        """Return a query that compares a column with a maximum or minimum, or with a column of another table."""
         rng = self._rng
         column, table, other_column = rng.choice(
             [
@@ -317,7 +318,7 @@ class Queries:
             sources[new_alias] = other
             hidden_names |= {new_alias} if kind in _LEFT_ONLY_JOIN_KINDS else set()
         if table == "sales" and rng.random() < 0.2:
-            # Join with a list of values, with the last sale of each item, or with the extremes of some stores.
+            # Join with a list of values, with the last sale of each item, or with values of some stores.
             text += rng.choice(
                 [
                     f" JOIN VALUES (3, 'x'), (7, NULL), (NULL, 'y') AS v{alias} (k, l) ON v{alias}.k = {alias}.item",
@@ -370,7 +371,10 @@ class Queries:
     def _draw_pair(
         self, sources: dict[str, str], hidden_names: set[str]
     ) -> tuple[tuple[str, str], tuple[str, str]] | None:
-        """Return an alias and its column, and another table and its column that can be joined with it."""
+        """Return an alias and its column, and another table and its column that can be joined with it.
+
+        Return None if no column can be joined.
+        """
         pairs = []
         for alias, table in sources.items():
             if alias in hidden_names:
@@ -424,8 +428,8 @@ class Queries:
         function = self._draw_function(f"{alias}.{name}", kind) if rng.random() < 0.35 else None
         if function is not None:
             return f"NOT ({function})" if rng.random() < 0.15 else function
-        function = self._draw_plain_comparison(f"{alias}.{name}", kind)
-        return f"NOT ({function})" if rng.random() < 0.15 else function
+        comparison = self._draw_plain_comparison(f"{alias}.{name}", kind)
+        return f"NOT ({comparison})" if rng.random() < 0.15 else comparison
 
     def _draw_plain_comparison(self, column: str, kind: str) -> str:
         rng = self._rng

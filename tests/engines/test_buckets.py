@@ -107,7 +107,7 @@ def test_spark_and_seamark_write_to_one_table_from_8_to_64_buckets(lake: BucketL
 
 
 @pytest.mark.slow
-def test_spark_session_that_loaded_the_table_before_a_doubling_still_appends(lake: BucketLake) -> None:
+def test_spark_session_that_loaded_the_table_before_a_resize_still_appends(lake: BucketLake) -> None:
     create_table(lake, "open", 2)
     lake.run_sql("INSERT INTO {old}.open VALUES (0, 0)")
     model = {0: 0}

@@ -46,7 +46,7 @@ class ClusteringTables(SparkTables):
         return cluster(self.spark, f"db.{table}", columns, client=self.client, **arguments)
 
     def create_sales(self, table: str, suffix: str = "", version: int = 2, row_count: int = 4000) -> None:
-        """Create a table with unordered rows in four files. A customer's city does not depend on the customer's id."""
+        """Create a table of sales with unordered rows in four files."""
         self.run_sql(
             f"CREATE TABLE {{db}}.{table} ({SALES}) USING iceberg {suffix} TBLPROPERTIES ('format-version'='{version}')"
         )
@@ -175,6 +175,7 @@ def test_clustering_keeps_rows_beyond_the_stated_size_of_a_file(rig: ClusteringT
     def divide_without_first_part(task: ScanTask, size_bytes: int) -> list[ScanTask]:
         return list(divide_task(task, size_bytes))[1:]
 
+    # If the job misses a part of a file, it must notice that rows are missing.
     with (
         patch.object(clustering, "divide_task", divide_without_first_part),
         pytest.raises(RuntimeError, match=r"the manifests state 4,000; nothing is committed"),

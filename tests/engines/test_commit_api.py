@@ -46,7 +46,7 @@ class CommitApiTable:
         return collect_rows(self.spark.sql(statement.replace("{t}", self.name)))
 
     def check_and_read_rows(self) -> list[tuple[Any, ...]]:
-        """Check that Spark and a reader of the specification return the same rows, and return these rows."""
+        """Check that Spark and the reader of the tests return the same rows, and return these rows."""
         self.run_sql("REFRESH TABLE {t}")
         metadata = self.run(self.lake.read_metadata())
         snapshot = find_snapshot(metadata)

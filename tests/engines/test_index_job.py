@@ -332,9 +332,11 @@ def test_killed_build_is_continued_and_includes_files_of_a_writer(
 
     _create_small_table(wide_lake, "cut")
     one_file_groups = GroupLimits(files=1)
+    # Each group has one file. The build is killed before Spark starts the second wave of groups.
     with pytest.raises(JobKilled):
         build(wide_lake.client, "db.cut", "i", InterruptedWorkers(spark, wave1=kill), limits=one_file_groups)
     assert wide_lake.client.index("db.cut", "i").files == 4
+    # A writer appends a file before the first wave of the next build.
     workers = InterruptedWorkers(spark, wave0=lambda: _append_part(wide_lake, "cut", 7))
     report = build(wide_lake.client, "db.cut", "i", workers, limits=one_file_groups)
     assert workers.groups == [[1, 1], [1]]

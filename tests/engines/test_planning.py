@@ -75,7 +75,7 @@ class PlanningEngines:
 
     @contextmanager
     def record_requests(self) -> Iterator[list[str]]:
-        """Yield a list that receives the operations that the server answers in the block, at the end of the block."""
+        """Yield a list. At the end of the block, it receives the operations that the server answered in the block."""
         log_size = self.server.log.stat().st_size
         operations: list[str] = []
         yield operations

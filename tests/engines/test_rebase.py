@@ -55,7 +55,7 @@ class PyIcebergWriter:
 
 
 class IsolatedSparkWriter:
-    """A writer with its own catalog in Spark, so that it shares no table handle with other writers."""
+    """A writer with its own catalog in Spark, so that it shares no cached table with other writers."""
 
     def __init__(self, spark: SparkSession, server: Seamark, name: str, writer: int) -> None:
         self._spark, self._writer = spark, writer
@@ -124,7 +124,10 @@ def _is_rebased(snapshot: Row) -> bool:
 
 
 def _list_unneeded_files(metadata: Row) -> set[str]:
-    """Return the manifests and manifest lists that no snapshot needs."""
+    """Return the names of the manifests and manifest lists that no snapshot needs.
+
+    Also check that the manifests and manifest lists of all snapshots exist.
+    """
     list_names = {to_local_path(snapshot["manifest-list"]).name for snapshot in metadata["snapshots"]}
     manifest_names = {
         to_local_path(row["manifest_path"]).name for snapshot in metadata["snapshots"] for row in read_list(snapshot)

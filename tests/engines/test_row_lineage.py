@@ -26,7 +26,7 @@ class LineageTables(SparkTables):
         spark_rows = self.run_sql(f"SELECT id, land, v, {', '.join(NAMES)} FROM {{db}}.{name}")
         seamark_rows = scan(self.client, f"db.{name}", ["id", "land", "v", *NAMES]).to_arrow().to_pylist()
         assert sorted(tuple(row.values()) for row in seamark_rows) == sorted(spark_rows)
-        assert len({row[3] for row in spark_rows}) == len(spark_rows), "two rows have the same id"
+        assert len({row[3] for row in spark_rows}) == len(spark_rows), "no two rows have the same row id"
         return {row[0]: row[1:] for row in spark_rows}
 
 

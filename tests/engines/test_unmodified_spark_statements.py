@@ -163,8 +163,9 @@ class UnmodifiedSpark:
 def unmodified_spark(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[UnmodifiedSpark]:
     """Yield the tables, and two catalogs of one server.
 
-    To the first catalog, the server sends short residuals. To the second catalog, it sends exact residuals. Plans of
-    more than three files have pages of two.
+    For the first catalog, plans have short residuals, which are weaker than the remaining filter of a file: for
+    example, a range instead of a list. For the second catalog, the residuals are exact. Plans of more than three files
+    have pages of two.
     """
     page_settings = {"SEAMARK_PLAN_INLINE_LIMIT": "3", "SEAMARK_PLAN_PAGE_SIZE": "2"}
     with (
@@ -196,8 +197,8 @@ def test_delete_with_an_indexed_condition_deletes_the_matching_rows(
     table.create("p", **{"write.delete.mode": mode})
     table.insert(_build_rows(range(10)) + _build_rows(range(10, 20), 1) + _build_rows(range(20, 30), 2))
     table.index(index)
-    # In turn, the conditions keep no file, keep files in which all rows match, and have a long list, which the
-    # library does not compare with bounds.
+    # The first condition keeps no file. The second keeps files in which all rows match. The third has a long list,
+    # which the library does not compare with bounds. The last matches only some rows of a file.
     many_ids = ", ".join(map(str, range(100, 400)))
     for condition in ("i = 5", "p = 1 OR i = 5", f"i IN ({many_ids})", "i = 9 AND p = 2"):
         table.delete(condition)

@@ -153,7 +153,7 @@ def written_rows(lake: WrittenFilesLake) -> pa.Table:
 
 
 @pytest.mark.slow
-def test_spark_reads_the_written_values_of_every_type(lake: WrittenFilesLake, written_rows: pa.Table) -> None:
+def test_pyiceberg_reads_the_written_values_of_every_type(lake: WrittenFilesLake, written_rows: pa.Table) -> None:
     for name in ("ours", "theirs"):
         actual_table = lake.pyiceberg_catalog.load_table(f"db.{name}").scan().to_arrow().sort_by("id")
         assert actual_table["part"].to_pylist() == written_rows["part"].to_pylist()

@@ -61,7 +61,8 @@ async def test_failed_background_work_is_restarted(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.usefixtures("full_disk")
-async def test_failure_of_one_background_run_does_not_stop_other_runs() -> None:
+async def test_error_of_a_background_run_does_not_escape_if_it_cannot_be_logged() -> None:
+    """With the fixture `full_disk`, each attempt to log the error fails, too. The block must end without an error."""
     has_started = asyncio.Event()
 
     async def fail() -> None:
@@ -76,6 +77,7 @@ async def test_failure_of_one_background_run_does_not_stop_other_runs() -> None:
 async def test_watchers_are_woken_after_a_failed_read_of_the_timeline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With the fixture `full_disk`, each attempt to log the failed read fails, too."""
     settings = build_settings(tmp_path, watch_poll_s=0.02)
     async with (
         open_store(settings.make_database_url(), clock=CLOCK) as store,

@@ -20,7 +20,7 @@ _FORKS = multiprocessing.get_context("forkserver")
 
 
 def _run_client(base_url: str, client_number: int, commits: int) -> tuple[list[Event], Counter[int]]:
-    """Append until `commits` commits have succeeded.
+    """Append until `commits` commits have succeeded, or until too many answers are neither a success nor a conflict.
 
     Return (all reads and appends, number of answers to appends by status).
     """

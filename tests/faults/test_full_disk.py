@@ -115,7 +115,7 @@ def test_server_killed_on_a_full_disk_restarts_once_there_is_space(tmp_path: Pat
 def test_server_on_a_full_disk_ends_with_an_error_of_one_sentence(
     tmp_path: Path, disk: SmallDisk, full_part: str
 ) -> None:
-    """The test starts with an empty disk, and with the files of an earlier server."""
+    """The server first starts on a full disk without its files, and then with the files of an earlier server."""
     if full_part.startswith("home"):
         flags = ["--home", str(disk.root / "home")]
     else:

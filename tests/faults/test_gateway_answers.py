@@ -151,7 +151,12 @@ async def open_gateway(
 async def read_answer(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: str, *, has_body: bool
 ) -> tuple[int, int, bytes, bool]:
-    """Return (status, declared length, bytes, True if the connection ended before that length)."""
+    """Send a request, and read its answer.
+
+    Returns:
+        (status, declared length, bytes, True if the connection ended before that length). The status is 0 if the
+        connection ended before the answer.
+    """
     writer.write(request.encode())
     try:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()

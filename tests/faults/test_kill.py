@@ -21,8 +21,17 @@ STEPS_AFTER_COMMIT = ("after-swap", "before-reply")
 def _kill_and_retry(server: KillableServer, client: HttpClient, step: str, retry: str, name: str) -> HttpClient:
     """Commit twice, kill the server at `step` of the third commit, and send a commit to a restarted server.
 
-    A `retry` that begins with "with" sends the same commit with its idempotency key, one with "as another" sends
-    another commit on the same parent, and any other text sends the same commit without a key.
+    Args:
+        server: The server.
+        client: A client of the server before the kill.
+        step: The step of the third commit.
+        retry: What is sent after the restart. If the text begins with "with", the third commit is sent with its
+            idempotency key. If it begins with "as another", another commit on the same parent is sent. With any other
+            text, the third commit is sent without a key.
+        name: The name of the table.
+
+    Returns:
+        A client of the restarted server.
     """
     assert client.create_table(name)[0] == 200
     for snapshot_id in (1, 2):

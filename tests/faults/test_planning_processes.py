@@ -152,12 +152,12 @@ def test_worker_killed_during_a_cold_plan_does_not_affect_other_workers(start_se
         assert numbers is None or numbers == all_numbers[last_number - 900 + offset :], (
             "an answer of another worker is right"
         )
-    wait_for_workers(server, 3)
+    wait_for_workers(server, 3)  # The two first workers, and the one that replaces the killed worker.
     decoded_before = count_decoded_manifests(server)
     with ThreadPoolExecutor(8) as pool:
         answers_after_kill = list(pool.map(plan_from, range(10, 40)))
     assert answers_after_kill == [all_numbers[last_number - 900 + offset :] for offset in range(10, 40)]
-    time.sleep(1.5)
+    time.sleep(1.5)  # The workers report the manifests that they decode within a second.
     assert count_decoded_manifests(server) - decoded_before <= manifest_count, (
         "the manifests that the killed worker has stored are used"
     )

@@ -83,7 +83,10 @@ class FakeStore:
         return 206, answer_headers | {"content-length": str(length)}, stored_object.data[start : start + length]
 
     async def _yield_pieces(self, data: bytes) -> AsyncIterator[bytes]:
-        """Yield `data` in pieces of random sizes. With the probability `failure_rate`, break before the end."""
+        """Yield `data` in pieces of random sizes.
+
+        With the probability `failure_rate`, raise RetryLater before the end.
+        """
         end = self.rng.randrange(len(data)) if data and self.rng.random() < self.failure_rate else len(data)
         start = 0
         while start < end:

@@ -45,7 +45,10 @@ class Keys:
     def sign(
         self, method: str, name: str, payload: str = UNSIGNED_PAYLOAD, query: str = "", **headers: str
     ) -> tuple[str, dict[str, str]]:
-        """Return (path, signed headers) of a request for the object `name` of the table."""
+        """Return (path, signed headers) of a request for the object `name` of the table.
+
+        The names of `headers` have underscores in place of hyphens.
+        """
         path = f"/{self.bucket}/{self.prefix}{name}"
         extra_headers = {header.replace("_", "-"): value for header, value in headers.items()}
         signed_headers = sign_headers(

@@ -62,7 +62,7 @@ class CachedObject:
     ) -> bytes:
         """Return a signed request for the bytes from `start` to before `end`.
 
-        A `signature_prefix` makes the signature invalid.
+        A HEAD request has no range. A `signature_prefix` makes the signature invalid.
         """
         url: SplitResult = self.urls[method]
         query = (
@@ -80,7 +80,7 @@ def receive(connection: socket.socket, *, has_body: bool = True) -> tuple[int, d
     """Read the next answer, and no byte after it. Return (status, headers, body).
 
     Args:
-        has_body: False for the answer to a HEAD request, whose Content-Length has no body.
+        has_body: False for the answer to a HEAD request, which has a Content-Length but no body.
     """
     head = b""
     while not head.endswith(b"\r\n\r\n"):
@@ -168,6 +168,7 @@ def test_rejected_request_gets_the_reason_and_the_connection_stays_usable(cached
 def test_clients_that_disconnect_during_an_answer_free_their_slots(cached_object: CachedObject) -> None:
     for _ in range(300):  # This exceeds gateway_requests_limit.
         with socket.socket() as connection:
+            # With a small buffer, the client cannot receive the whole answer before it disconnects.
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             connection.connect(cached_object.address)
             connection.sendall(cached_object.request(0, SIZE_BYTES))

@@ -508,6 +508,7 @@ def _is_correct_answer(
         part = read_range(range_text, len(content))
     except S3Error:
         return status == 416
+    # An answer to HEAD may ignore the range.
     if method == "HEAD":
         part = part if status == 206 else None
     start, length = part or (0, len(content))

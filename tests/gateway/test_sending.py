@@ -33,7 +33,7 @@ def test_answers_stay_within_the_budget_and_the_share_of_their_principal() -> No
         if answers and rng.random() < 0.45:
             answer_budget = rng.choice(list(answers))
             answer_budget.set_charge(0)
-            answer_budget.set_charge(0)
+            answer_budget.set_charge(0)  # The second release must change nothing.
             del answers[answer_budget]
         else:
             principal = rng.choice(("a", "a", "a", "b", "c"))
@@ -56,11 +56,14 @@ def test_answers_stay_within_the_budget_and_the_share_of_their_principal() -> No
 
 
 def test_principal_with_many_slow_readers_leaves_large_steps_to_other_principals() -> None:
+    # 5,000 answers of at least 16 KiB need more than the share of 32 MiB.
     budget = SendBudget(64 << 20, 32 << 20)
     for _ in range(5000):
         answer_budget = AnswerBudget(budget, "crowd")
         answer_budget.set_charge(answer_budget.next_bytes)
     assert budget.compute_next_bytes("crowd") == STEP_MIN_BYTES
+    # 2,000 answers exceed the share of 128 MiB by at most 16 KiB each. An eighth of the other bytes is more than a
+    # step of 1 MiB.
     budget = SendBudget(256 << 20, 128 << 20)
     for _ in range(2000):
         answer_budget = AnswerBudget(budget, "crowd")

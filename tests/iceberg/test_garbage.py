@@ -100,7 +100,10 @@ VALID_UPDATES: list[dict[str, Any]] = [
 
 @st.composite
 def mutate_documents(draw: st.DrawFn, documents: list[dict[str, Any]]) -> Any:
-    """Return a valid document in which one to three values are replaced, removed or duplicated."""
+    """Return a valid document in which up to three values are replaced, removed or duplicated.
+
+    Only items of lists are duplicated, and the values of "action" are kept.
+    """
     document = json.loads(json.dumps(draw(st.sampled_from(documents))))
     for _ in range(draw(st.integers(1, 3))):
         container, key = document, None

@@ -9,8 +9,8 @@ import pytest
 from seamark.formats.runtime.memoization import CHARACTERS_MAX, computed_once, memoize
 
 
-def _join_one(text: str) -> str:
-    """Return the only argument."""
+def _return_text(text: str) -> str:
+    """Return the text. This is the tested function with one parameter."""
     return text
 
 
@@ -31,7 +31,7 @@ def _join_optional(first: str, second: str = "-") -> str:
 
 @pytest.mark.parametrize(
     ("function", "cached_count"),
-    [(_join_one, 1), (_join_two, 2), (_join_three, 3), (_join_optional, 1), (_join_optional, 2)],
+    [(_return_text, 1), (_join_two, 2), (_join_three, 3), (_join_optional, 1), (_join_optional, 2)],
 )
 def test_only_results_of_short_texts_are_cached(function: Callable[..., str], cached_count: int) -> None:
     calls: list[tuple[str, ...]] = []

@@ -44,16 +44,17 @@ PARENT = _build_snapshot({"total-records": "100", "total-position-deletes": "10"
         pytest.param(_build_replacement(deleted_records=10, deleted_data_files=1), id="all rows were deleted"),
         pytest.param(_build_replacement(added_records=7, deleted_data_files=2), id="imported Avro files, rows unknown"),
         pytest.param(
-            _build_replacement(added_records=7, deleted_data_files=2, deleted_records=-2), id="the same, as -1 each"
+            _build_replacement(added_records=7, deleted_data_files=2, deleted_records=-2),
+            id="imported Avro files, -1 rows each",
         ),
         pytest.param(
-            _build_replacement(added_records=100, deleted_records=90, added_position_deletes=10), id="adds deletes, too"
+            _build_replacement(added_records=100, deleted_records=90, added_position_deletes=10), id="also adds deletes"
         ),
         pytest.param(
             _build_replacement(added_records=9, deleted_records=8, added_equality_deletes=1), id="deletes by value"
         ),
-        pytest.param(_build_snapshot({"operation": "replace"}), id="no counts"),
-        pytest.param(_build_snapshot({"operation": "replace", "added-records": "many"}), id="no number"),
+        pytest.param(_build_snapshot({"operation": "replace"}), id="summary without counts"),
+        pytest.param(_build_snapshot({"operation": "replace", "added-records": "many"}), id="a count is not a number"),
         pytest.param(
             _build_snapshot({"operation": "replace", "added-records": "9", "deleted-records": "8", UNDONE: "7"}),
             id="undo",

@@ -71,7 +71,7 @@ values = st.sampled_from(sorted(KINDS)).flatmap(lambda kind: st.tuples(st.just(k
 
 
 def are_same(value: object, other_value: object) -> bool:
-    """Return whether two values are equal. NaN equals NaN, and the zeros differ."""
+    """Return whether two values have the same type and are equal. NaN equals NaN, and -0.0 differs from 0.0."""
     if isinstance(value, float) and isinstance(other_value, float):
         return struct.pack("<d", value) == struct.pack("<d", other_value) or (isnan(value) and isnan(other_value))
     return type(value) is type(other_value) and value == other_value

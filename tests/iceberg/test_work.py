@@ -89,6 +89,8 @@ def test_each_snapshot_is_removed_by_its_own_update_with_its_references() -> Non
         )
     moves = set_ref(300, "tag0", "tag"), {"action": "remove-snapshot-ref", "ref-name": "tag5"}
     removals = [{"action": "remove-snapshots", "snapshot-ids": [number + 1]} for number in range(299)]
+    # A tag survives if its snapshot does: `tag0` moves to snapshot 300, but `late` is on snapshot 1, which is removed
+    # afterwards. Snapshot 101 is removed first, so its second removal must change nothing.
     result = apply_json_updates(metadata, removals[100], *moves, set_ref(1, "late", "tag"), *removals)
     assert sorted(result.refs) == ["main", "tag0", "tag299"]
     assert [snapshot.snapshot_id for snapshot in result.snapshots] == [300]

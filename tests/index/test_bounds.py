@@ -98,6 +98,12 @@ def build_columns(side: Side, heap: bytearray) -> tuple[Any, Any, Any]:
 def compute_expected_flags(
     name: str, low: Side, high: Side, read: Callable[[bytes], Any]
 ) -> tuple[list[int], list[int]]:
+    """Return 1 for each unusable lower and upper bound, and 0 for each other bound.
+
+    A text that is not UTF-8 is unusable. If the lower bound of a row is above its upper bound, both are unusable,
+    except in the kind `unordered`, whose values are not compared.
+    """
+
     def is_wrong(row: int, data: bytes) -> bool:
         if name == "texts" and not is_utf8(data):
             return True

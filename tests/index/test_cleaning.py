@@ -30,6 +30,7 @@ class IndexedFilesTable:
         self.folder = Path(metadata.location.removeprefix("file://")) / "_seamark" / "index"
 
     async def add(self, name: str, definition: str) -> None:
+        """Write a file with this name, and register it as an index file of the definition."""
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"index")

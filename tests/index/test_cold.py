@@ -96,7 +96,7 @@ def index_layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture(params=[64, cold._FIRST_READ_BYTES], ids=["little at first", "much at first"])
 def first_read_size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set the size of the first read. The default includes a whole small file, and 64 bytes a part of its header."""
+    """Set the size of the first read. The default covers a small file, and 64 bytes a part of its header."""
     monkeypatch.setattr(cold, "_FIRST_READ_BYTES", request.param)
 
 
@@ -126,7 +126,7 @@ async def test_answers_from_range_reads_equal_answers_from_the_whole_file(
                 rows = remote_file.bitmap.bitmap.find_rows(file, query.ranges)
                 assert np.array_equal(rows, whole_index.find_rows(file, query.ranges)), f"{seed} {kind.name}"
         if isinstance(query, RecordQuery):
-            located_rows = await remote_file.record.look_up_rows(query.high, query.low)
+            located_rows = await remote_file.record_index.look_up_rows(query.high, query.low)
             assert located_rows is not None
             expected = whole_index.lookup(query.high, query.low)
             assert all(np.array_equal(*pair) for pair in zip(located_rows, expected, strict=True))
@@ -179,7 +179,7 @@ async def test_lookup_of_a_key_needs_at_most_two_reads_of_a_record_index() -> No
         value = rng.randrange(150_000)
         reads_before = len(storage.read_ranges)
         query = RecordQuery.from_keys([convert_to_keys(pa.array([value], pa.int64()), "long")])
-        rows = await remote_file.record.look_up_rows(query.high, query.low)
+        rows = await remote_file.record_index.look_up_rows(query.high, query.low)
         assert rows is not None
         assert [(row.tolist()) for row in rows[1:]] == (
             [[value // 10_000], [value % 10_000]] if value < 100_000 else [[], []]

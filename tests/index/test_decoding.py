@@ -56,7 +56,7 @@ def decoders() -> Iterator[Decoders]:
 
 
 async def decode_until_processes_answer(decoders: Decoders) -> None:
-    """Decode manifests again and again until helper processes have decoded as many of them as there are processes."""
+    """Decode manifests repeatedly until the helper processes have decoded at least `THREADS` manifests."""
     async with asyncio.timeout(60):
         count_before = decoders.manifests_decoded_by_processes
         while decoders.manifests_decoded_by_processes < count_before + THREADS:

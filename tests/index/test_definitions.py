@@ -218,7 +218,7 @@ def test_index_is_kept_after_a_promotion_that_does_not_change_its_keys(
     ("transform", "kind", "promoted_kind"),
     [
         ("bucket[16]", "date", "timestamp"),  # Dates are hashed in days, and timestamps in microseconds.
-        ("truncate[10]", "int", "long"),  # The truncation of some of the least ints overflows, but not of longs.
+        ("truncate[10]", "int", "long"),  # Truncating the least ints overflows. Truncating them as longs does not.
     ],
 )
 def test_index_on_a_function_gets_another_id_when_the_functions_type_changes(

@@ -154,7 +154,11 @@ def test_damage_at_any_byte_outside_the_kinds_blob_is_detected(files: int) -> No
 
 
 def replace_footer(raw: bytes, change: Callable[[list[Blob], dict[str, str]], None]) -> bytes:
-    """Return the file with a changed footer. `change` also adapts checksums and offsets."""
+    """Return the file with a changed footer.
+
+    `change` modifies the blobs and the properties in place. The checksum in the properties becomes invalid, unless
+    `change` also replaces it.
+    """
     footer = read_footer(raw, len(raw), "a")
     blobs = [Blob(blob.type, [raw[blob.offset : blob.offset + blob.length]], blob.fields) for blob in footer.blobs]
     properties = dict(footer.properties)
@@ -208,14 +212,14 @@ def test_footer_with_wrong_contents_is_rejected(
 @pytest.mark.parametrize("name", ["seamark.level", "seamark.rows", "seamark.files"])
 @pytest.mark.parametrize("text", ["", "-1", "01", "1.0", "1e3", "²", "9" * 30])
 def test_invalid_number_is_rejected_despite_a_valid_checksum(name: str, text: str) -> None:
-    def change_checksum(blobs: list[Blob], properties: dict[str, str]) -> None:
+    def set_number_and_recompute_checksum(blobs: list[Blob], properties: dict[str, str]) -> None:
         properties[name] = text
         lines = [f"{key}={properties[key]}" for key in sorted(properties) if key != "seamark.checksum"]
         sealed_text = "\n".join([*lines, "seamark-record-v1", "3,7"]).encode()
         properties["seamark.checksum"] = f"{isal_zlib.crc32(sealed_text):08x}"
 
     with pytest.raises(Corrupt, match=f"{name} is not a number"):
-        open_index_file(replace_footer(write_index_file(build_files_table(2)), change_checksum), "a")
+        open_index_file(replace_footer(write_index_file(build_files_table(2)), set_number_and_recompute_checksum), "a")
 
 
 def test_file_table_that_disagrees_with_the_footer_is_rejected() -> None:

@@ -36,7 +36,7 @@ KINDS = ("bloom", "bitmap", "record")
 
 
 class FailingStorage(RecordingObjects):
-    """An object store that counts reads, and fails while it is `is_unavailable`."""
+    """An object store that records reads, and fails while it is `is_unavailable`."""
 
     is_unavailable = False
 
@@ -102,6 +102,10 @@ async def test_index_file_is_read_once_and_cached(environment: IndexEnvironment,
 
 
 def damage_index_file(path: Path, damage_kind: str) -> None:
+    """Remove, cut or empty the file, or flip a bit of the part that `damage_kind` names.
+
+    Each number in the code selects a byte within the part. The head of a record index is at the end of its blob.
+    """
     data = bytearray(path.read_bytes())
     header = open_index_file(bytes(data), "x").header
     if damage_kind == "missing":
@@ -174,7 +178,8 @@ async def test_file_of_an_unknown_version_is_ignored_and_stays_registered(enviro
     assert (await environment.find_registered_file(path)).state is IndexFileState.LIVE
 
 
-def write_cube(table_uuid: str, files: int) -> bytes:
+def build_cube_file(table_uuid: str, files: int) -> bytes:
+    """Return an index file with a cube that has the same groups for each of the `files` data files."""
     schema = Schema((Field(1, "id", True, "long"),), schema_id=0)
     definition = define_index("c", "cube", ["id"], schema, measures=["count(*)"])
     groups = CUBE.build_entry_with_aggregates(
@@ -195,7 +200,7 @@ async def test_cube_of_another_version_stays_registered(
 ) -> None:
     uuid = environment.table.metadata.table_uuid
     assert uuid is not None
-    data = bytearray(write_cube(uuid, 2))
+    data = bytearray(build_cube_file(uuid, 2))
     header = open_index_file(bytes(data), "x").header
     if version_place == "type":
         data = data.replace(b"seamark-cube-v2", b"seamark-cube-v%d" % version)

@@ -78,7 +78,7 @@ def list_names(files: Sequence[RegisteredIndexFile]) -> list[str]:
 
 async def test_table_without_index_files_needs_no_read(store: CountingStore, registry: Registry) -> None:
     files = await registry.load_files(await load_entry(store))
-    assert (files.files, files.definitions, files.list_live_files("d")) == ((), (), ())
+    assert (files.files, files.definition_ids, files.list_live_files("d")) == ((), (), ())
     assert store.list_count == 0
 
 
@@ -100,7 +100,7 @@ async def test_change_is_visible_to_readers_of_the_later_entry(store: CountingSt
         ["a", "b"],
         ["c"],
     )
-    assert set(files_before.definitions) == {"d", "e"}
+    assert set(files_before.definition_ids) == {"d", "e"}
     await registry.replace(UUID, "d", add=[make_file("m", created_ms=8)], remove=["file:///w/a"])
     await registry.quarantine_file(UUID, "file:///w/b", "crc")
     files_after = await other_registry.load_files(await load_entry(store))
@@ -167,4 +167,4 @@ def test_superseded_and_quarantined_files_are_listed_and_not_live() -> None:
     index_files = IndexFiles(3, files)
     assert list(index_files.files) == files
     assert index_files.list_live_files("d") == (files[0],)
-    assert index_files.definitions == ("d",)
+    assert index_files.definition_ids == ("d",)

@@ -48,8 +48,8 @@ def run_command(*command: str, cwd: Path, **environment: str) -> subprocess.Comp
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)  # Compilers with sanitizers are slow, and slower on a busy machine.
-@pytest.mark.parametrize("kernel_name", TESTS)
-def test_kernels_access_only_their_own_memory(kernel_name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("test_group", TESTS)
+def test_compiled_modules_access_only_their_own_memory(test_group: str, tmp_path: Path) -> None:
     for name in ("formats", "metaserver", "cache", "connector", "commands", "tests"):
         shutil.copytree(REPO / name, tmp_path / name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     shutil.copytree(REPO / "seamark", tmp_path / "seamark", symlinks=True)  # The folder contains links to its siblings.
@@ -81,7 +81,7 @@ def test_kernels_access_only_their_own_memory(kernel_name: str, tmp_path: Path) 
         "no:cacheprovider",
         "-k",
         "not leave_no_memory",  # The sanitizers themselves use memory.
-        *TESTS[kernel_name],
+        *TESTS[test_group],
     ]
     test_output = run_command(
         sys.executable,

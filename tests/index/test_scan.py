@@ -100,7 +100,16 @@ class ScanColumns:
         self.referenced_arrays.append(sketch)
         return int(sketch.__array_interface__["data"][0]) + bounds.nbytes, 0
 
-    def run(self, op: int, key: int | float | bytes, state: np.ndarray, mask: np.ndarray, *, uuid: bool) -> None:
+    def narrow(self, op: int, key: int | float | bytes, state: np.ndarray, mask: np.ndarray, *, uuid: bool) -> None:
+        """Remove rows that cannot match the comparison `op` with `key` from the selection, in place.
+
+        Args:
+            op: The number of the operator, a key of OPS.
+            key: The literal, as packed columns store it.
+            state: The selection of each block: no row, all rows, or the rows of the mask. It is changed.
+            mask: 1 for each selected row, where the state of its block refers to the mask. It is changed.
+            uuid: Whether the values are UUIDs, which are compared in two orders.
+        """
         if self.form is Form.STRINGS:
             assert isinstance(key, bytes)
             if uuid:
@@ -178,9 +187,12 @@ def test_comparison_keeps_matching_and_absent_values(kind: str, data: st.DataObj
     op = data.draw(st.sampled_from(sorted(OPS)))
     flat_values = [value for values in blocks for value in values if value is not None]
     literal = data.draw(st.one_of(VALUES[kind], *([st.sampled_from(flat_values)] if flat_values else [])))
+    # Absent values are below all values for `<=` and `<`, and otherwise above them, so each comparison keeps them.
+    # Sketches, with one byte for each row, must not change the result.
     sides = ScanColumns(kind, blocks, absent_low=op in (LT_EQ, LT), sketched=data.draw(st.booleans()))
     key = encode_key(sides.form, kind, literal)
-    assume((op, key) not in ((GT, 2**63 - 1), (LT, -(2**63))))  # No value is beyond these keys, so no row must be kept.
+    # No value is above the greatest key or below the least, so these comparisons are left out.
+    assume((op, key) not in ((GT, 2**63 - 1), (LT, -(2**63))))
     rows = sum(map(len, blocks))
     pattern = data.draw(st.lists(st.booleans(), min_size=1, max_size=100))
     old_mask = np.resize(np.array(pattern, dtype=np.uint8), rows)
@@ -192,7 +204,7 @@ def test_comparison_keeps_matching_and_absent_values(kind: str, data: st.DataObj
     )
     mask = old_mask.copy()
     rows_before = select_rows(state, mask, blocks)
-    sides.run(op, key, state, mask, uuid=False)
+    sides.narrow(op, key, state, mask, uuid=False)
     expected = [
         state_before and (value is None or OPS[op](encode_key(sides.form, kind, value), key))
         for state_before, value in zip(rows_before, [value for values in blocks for value in values], strict=True)
@@ -210,7 +222,8 @@ def test_comparison_with_a_sketch_keeps_matching_values(round_number: int) -> No
     rng = np.random.default_rng(first_seed() * 1000 + round_number)
     dtype = (np.uint32, np.uint64)[round_number % 2]
     rows = int(rng.choice([30, 700, 3000]))
-    # The shifts go from codes without a common byte to one byte for all codes except the greatest.
+    # A sketch has the 8 highest bits of each code, relative to the largest code. With a small span, the codes are their
+    # own sketch. With `greatest`, all other codes of a small span have the byte 0.
     span = 2 ** int(rng.integers(1, 8 * np.dtype(dtype).itemsize))
     greatest = min(np.iinfo(dtype).max, 2**63 - 1)
     codes = rng.integers(0, span, rows, dtype=dtype)
@@ -221,7 +234,8 @@ def test_comparison_with_a_sketch_keeps_matching_values(round_number: int) -> No
     code_sketch = _scan.sketch(int(codes.__array_interface__["data"][0]), codes.itemsize, rows)
     shift = max(0, int(codes.max()).bit_length() - 8)
     largest_group = max(Counter(int(code) >> shift for code in codes.tolist()).values())
-    # No sketch is made if more than a 64th of the rows have the same byte, because it would decide too few rows.
+    # No sketch is made if more than a 64th of the rows have the same byte, because it would leave the result open for
+    # too many rows.
     assert (code_sketch is None) == (64 * largest_group > rows)
     sketch = (codes >> dtype(shift)).astype(np.uint8)
     if code_sketch is not None:
@@ -259,10 +273,10 @@ def test_uuids_are_kept_when_either_order_allows_them(data: st.DataObject) -> No
         st.lists(st.lists(st.one_of(st.none(), value), min_size=1, max_size=12), min_size=1, max_size=3)
     )
     op, literal = data.draw(st.sampled_from(sorted(OPS))), data.draw(value)
-    sides = ScanColumns("uuid", blocks, absent_low=op < 2)
+    sides = ScanColumns("uuid", blocks, absent_low=op in (LT_EQ, LT))
     state = np.ones(len(blocks), dtype=np.uint8)
     mask = np.empty(sides.rows, dtype=np.uint8)
-    sides.run(op, literal, state, mask, uuid=True)
+    sides.narrow(op, literal, state, mask, uuid=True)
 
     def split_halves(data: bytes) -> tuple[int, int]:
         return int.from_bytes(data[:8], "big", signed=True), int.from_bytes(data[8:], "big", signed=True)
@@ -296,6 +310,7 @@ def test_row_is_kept_when_a_list_member_is_between_its_bounds(data: st.DataObjec
     rows_after = select_rows(state, mask, blocks)
     row = 0
     for block_number, values in enumerate(blocks):
+        # A negative form, in column 0, means that the block has no values.
         is_unknown = lower.layout[block_number, 0] < 0 or upper.layout[block_number, 0] < 0
         for low, high in values:
             assert rows_after[row] == (

@@ -28,7 +28,7 @@ def get_address(array: np.ndarray[Any, Any]) -> int:
 def draw_floats(shape: str, rows: int, rng: np.random.Generator) -> np.ndarray[Any, Any]:
     values = rng.uniform(-1000, 1000, rows)
     if shape == "near":
-        values = 1e3 + rng.integers(0, 300, rows) / 1024
+        values = 1e3 + rng.integers(0, 300, rows) / 1024  # Close to each other, and exact in 32-bit floats.
     elif shape == "equal":
         values[:] = 7.5
     elif shape == "outlier":
@@ -36,11 +36,11 @@ def draw_floats(shape: str, rows: int, rng: np.random.Generator) -> np.ndarray[A
     elif shape == "infinite":
         values[0] = math.inf
     elif shape == "absent":
-        values[rng.integers(0, rows)] = math.nan
+        values[rng.integers(0, rows)] = math.nan  # NaN is an absent value.
     elif shape == "zeros":
         values = rng.choice([0.0, -0.0, 1.0, -1.0, 0.5], rows)
     elif shape == "tiny":
-        values = rng.integers(-200, 200, rows) * 5e-324
+        values = rng.integers(-200, 200, rows) * 5e-324  # The least positive double.
     elif shape == "huge":
         values = rng.uniform(-1, 1, rows) * 1.7e308
     return values
@@ -94,7 +94,9 @@ def test_comparison_with_a_sketch_of_floats_keeps_matching_values(shape: str, dt
 
 
 def build_sketch(codes: np.ndarray[Any, Any]) -> tuple[int, int, object]:
-    """Make a sketch, which has a byte for each row that decides most comparisons. For integers, always make one.
+    """Make a sketch, which has one byte for each row. This byte decides most comparisons without the code of the row.
+
+    The compiled function makes no sketch of some floats. For integers, this function always makes one.
 
     Returns:
         The address of the bytes, the shift of the codes, and the owner of the memory. For some floats, (0, 0, None).

@@ -48,18 +48,18 @@ def build_sketch(texts: list[str]) -> ThetaSketch:
     return builder.build()
 
 
-def build_peer_sketch(texts: list[str]) -> Any:
+def build_datasketches_sketch(texts: list[str]) -> Any:
     sketch = datasketches.update_theta_sketch(12)  # The binary logarithm of the number of entries.
     for text in texts:
         sketch.update(text)
     return sketch
 
 
-def read_peer_sketch(sketch: ThetaSketch) -> Any:
+def read_with_datasketches(sketch: ThetaSketch) -> Any:
     return datasketches.compact_theta_sketch.deserialize(sketch.encode())
 
 
-def test_kernel_hashes_equal_mmh3() -> None:
+def test_compiled_hashes_equal_mmh3() -> None:
     rng = random.Random(first_seed())
     rows = [rng.randbytes(size) for size in range(70)] + [rng.randbytes(rng.randrange(200)) for _ in range(200)]
     starts = np.cumsum([0] + [len(row) for row in rows])
@@ -74,23 +74,23 @@ def test_kernel_hashes_equal_mmh3() -> None:
 @pytest.mark.parametrize("count", [0, 1, 2, 100, NOMINAL_ENTRIES])
 def test_sketch_of_few_values_equals_the_sketch_of_datasketches(count: int) -> None:
     texts = [f"v{number}" for number in range(count)]
-    assert build_sketch(texts + texts).encode() == build_peer_sketch(texts).compact().serialize()
+    assert build_sketch(texts + texts).encode() == build_datasketches_sketch(texts).compact().serialize()
 
 
 @pytest.mark.parametrize("count", [NOMINAL_ENTRIES + 1, 50_000, 300_000])
 def test_datasketches_reads_a_sketch_of_many_values_within_its_error(count: int) -> None:
     texts = [f"v{number}" for number in range(count)]
-    seamark_sketch, peer = build_sketch(texts), build_peer_sketch(texts)
+    seamark_sketch, datasketches_sketch = build_sketch(texts), build_datasketches_sketch(texts)
     assert len(seamark_sketch.hashes) == NOMINAL_ENTRIES
     # The true count is within three standard deviations of the estimate.
-    assert read_peer_sketch(seamark_sketch).get_estimate() == pytest.approx(seamark_sketch.estimate)
+    assert read_with_datasketches(seamark_sketch).get_estimate() == pytest.approx(seamark_sketch.estimate)
     assert (
-        read_peer_sketch(seamark_sketch).get_lower_bound(3)
+        read_with_datasketches(seamark_sketch).get_lower_bound(3)
         <= count
-        <= read_peer_sketch(seamark_sketch).get_upper_bound(3)
+        <= read_with_datasketches(seamark_sketch).get_upper_bound(3)
     )
     # A sketch of DataSketches, which keeps more hashes, becomes the same sketch.
-    assert ThetaSketch.decode(peer.compact().serialize()).encode() == seamark_sketch.encode()
+    assert ThetaSketch.decode(datasketches_sketch.compact().serialize()).encode() == seamark_sketch.encode()
 
 
 def test_union_equals_the_sketch_of_all_values() -> None:
@@ -142,7 +142,7 @@ def test_values_are_hashed_in_icebergs_serialisation(kind: str, peer: PrimitiveT
 def test_empty_bytes_are_not_a_value_as_in_datasketches() -> None:
     builder = SketchBuilder()
     add_values(builder, pa.array(["", None, "a"]), "string")
-    assert builder.build().encode() == build_peer_sketch(["", "a"]).compact().serialize()
+    assert builder.build().encode() == build_datasketches_sketch(["", "a"]).compact().serialize()
 
 
 def test_bytes_that_are_not_a_sketch_are_rejected() -> None:
@@ -153,11 +153,13 @@ def test_bytes_that_are_not_a_sketch_are_rejected() -> None:
         whole_sketch[:7],
         whole_sketch[:-8],
         whole_sketch + b"\0" * 8,
+        # A header with the length, the version, the family 2 (not compact), two unused bytes, the flags and the seed.
         struct.pack("<BBBBBBH", 1, 3, 2, 0, 0, 8, 0x93CC),
     ):
         with pytest.raises(Corrupt):
             ThetaSketch.decode(data)
     with pytest.raises(Corrupt, match="seed"):
+        # The bytes 6 and 7 are the hash of the seed.
         ThetaSketch.decode(whole_sketch[:6] + b"\1\1" + whole_sketch[8:])
     for _ in range(500):
         damaged_bytes = bytearray(whole_sketch)

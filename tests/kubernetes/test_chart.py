@@ -221,7 +221,7 @@ def test_secrets_are_only_referenced() -> None:
                 assert variable["valueFrom"]["secretKeyRef"]["name"]
 
 
-def test_fleet_restarts_without_a_gap_but_one_server_with_a_claim_stops_first() -> None:
+def test_fleet_restarts_without_a_gap_but_a_single_server_stops_before_its_successor_starts() -> None:
     spec = find_manifest("fleet", "Deployment")["spec"]
     assert spec["strategy"] == {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
     (container,) = spec["template"]["spec"]["containers"]

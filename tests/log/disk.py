@@ -31,7 +31,7 @@ class SimulatedFile:
 
 
 def _apply(data: bytearray, position: int, part: bytes | None) -> None:
-    """Write the bytes at the position, or truncate the file there if they are None."""
+    """Write the bytes at the position, or truncate the file there if they are None. Zeros fill a gap before them."""
     if part is None:
         del data[position:]
     else:

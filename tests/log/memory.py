@@ -112,7 +112,7 @@ class MemoryLog:
             del self._records[shard]
 
     def trim(self) -> None:
-        """Remove all released rows."""
+        """Remove the records whose rows are all released."""
         for shard, records in self._records.items():
             summary = self._state.shards[shard]
             first_index = bisect.bisect_right(records, summary.released, key=lambda record: record.end)

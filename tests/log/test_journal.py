@@ -69,7 +69,7 @@ def test_replica_that_starts_at_a_head_ends_in_the_same_state(seed: int, monkeyp
     rng = random.Random(seed)
     full_reader = JournalReader(0)
     records: list[tuple[int, JournalRecord]] = []
-    heads: list[int] = []
+    head_positions: list[int] = []
     kafka_offset = 0
 
     def write(data: bytes) -> None:
@@ -103,15 +103,15 @@ def test_replica_that_starts_at_a_head_ends_in_the_same_state(seed: int, monkeyp
         write(encode_group(build_group(request, time_ms=now_ms)))
         full_reader.journal.check_invariants()
         if rng.random() < 0.1:
-            head = full_reader.journal.applied
-            for piece in encode_head(full_reader.journal.summarize(), f"head {step}", head):
+            head_position = full_reader.journal.applied
+            for piece in encode_head(full_reader.journal.summarize(), f"head {step}", head_position):
                 if rng.random() < 0.3:  # Another replica writes at the same time.
                     kafka_offset += 1
                     write(encode_group(build_group(build_append(kafka_offset), time_ms=now_ms)))
                 write(piece)
-            heads.append(head)
-    for head in heads:
-        late_reader = apply_records(records, head)
+            head_positions.append(head_position)
+    for head_position in head_positions:
+        late_reader = apply_records(records, head_position)
         assert late_reader.is_recovered
         assert late_reader.journal.applied == len(records)
         assert encode_state(late_reader.journal) == encode_state(full_reader.journal)
@@ -185,13 +185,15 @@ def test_producers_of_an_input_topic_stay_until_a_later_topic_has_replaced_it() 
 
 
 def test_replica_does_not_start_from_a_head_before_a_deleted_record() -> None:
+    """A head is the stored state of the log, as records of the journal."""
     state = JournalState()
     state.apply(build_group(build_append(0)))
-    (early_record,) = encode_head(state.summarize(), "early", 1)
+    (early_head,) = encode_head(state.summarize(), "early", 1)
     state.apply(build_group(build_append(1)))
     (late_head,) = encode_head(state.summarize(), "late", 2)
+    # The records before offset 2 are deleted. The early head does not contain the record at offset 1.
     reader = JournalReader(2)
-    reader.apply(2, decode_record(early_record))
+    reader.apply(2, decode_record(early_head))
     assert not reader.is_recovered
     reader.apply(3, decode_record(late_head))
     assert reader.is_recovered
@@ -227,9 +229,10 @@ def test_an_append_whose_rows_are_deleted_is_refused() -> None:
 
 
 def test_retention_keeps_all_records_of_a_batch_with_a_piece_that_was_written_again() -> None:
-    """The rows of a batch are in one or several records of Kafka, and `build_append` gets the offsets of these records.
+    """The rows of a batch are in one or several records of Kafka, the pieces of the batch.
 
-    A start names the first batch that the retention keeps, and the first record of it.
+    `build_append` gets the offsets of these records. A start names the first batch that the retention keeps, and the
+    first record of it.
     """
     state = JournalState()
     # Kafka did not report the offset of the first piece of the second batch, so it was written twice: at 3 and at 5.
@@ -251,7 +254,7 @@ def test_retention_removes_the_oldest_released_batches_first() -> None:
     for number in range(6):
         state.apply(build_group(build_append(number, shard=Shard("t", number % 2)), time_ms=number * HOUR_MS))
     state.apply(build_group(ReleaseRequest((("t", 0, 3), ("t", 1, 1)))))
-    assert state.count_unreleased_bytes("t") == 20
+    assert state.count_unreleased_bytes("t") == 20  # A batch has 10 bytes.
     starts_by_age = state.choose_starts(oldest_ms=2 * HOUR_MS, batches_max=9, bytes_max=1 << 30)
     assert {(start.number, start.offset) for start in starts_by_age} == {(0, 1), (1, 1)}
     starts_by_count = state.choose_starts(oldest_ms=0, batches_max=5, bytes_max=1 << 30)
@@ -271,7 +274,8 @@ def test_a_record_of_another_version_is_refused() -> None:
 def test_only_records_with_gates_have_the_version_that_earlier_servers_refuse() -> None:
     """A gate stops appends to a stream while a commit changes how its rows are written.
 
-    An earlier server would ignore the gate, so it must not read such records.
+    An earlier server would ignore the gate, so it must not read such records. A head is the stored state of the log, as
+    records of the journal.
     """
     append = build_append(0)
     assert choose_version([append, FenceRequest("p")]) == 1

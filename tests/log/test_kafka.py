@@ -83,6 +83,7 @@ async def test_two_processes_see_the_same_order_of_rows_and_producers(two_logs: 
 
 
 async def test_released_rows_are_deleted_and_a_head_replaces_old_journal_records(kafka: Kafka) -> None:
+    """A head is a journal record with the state of all shards, so readers do not need the records before it."""
     limits = KafkaLimits(batches_max=3)
     address = KafkaAddress(servers=kafka.address, prefix=kafka.create_prefix())
     async with open_kafka_log(address, SystemClock(), limits) as log:
@@ -115,12 +116,12 @@ async def test_a_batch_larger_than_a_record_of_kafka_is_read_back(kafka: Kafka) 
 class _ForgetfulProducer:
     """A Kafka producer that stores all records, but does not report the offsets of the first large records.
 
-    A record is large if it has at least `size_bytes_min` bytes. The offsets of `forgotten_batches` of them are unknown.
+    A record is large if it has at least `size_bytes_min` bytes. The offsets of `forgotten_records` of them are unknown.
     """
 
-    def __init__(self, settings: dict[str, Any], *, forgotten_batches: int, size_bytes_min: int = 0) -> None:
+    def __init__(self, settings: dict[str, Any], *, forgotten_records: int, size_bytes_min: int = 0) -> None:
         self._producer = Producer(settings)
-        self._forgotten_batches = forgotten_batches
+        self._forgotten_records = forgotten_records
         self._size_bytes_min = size_bytes_min
 
     def __getattr__(self, name: str) -> Any:
@@ -128,8 +129,8 @@ class _ForgetfulProducer:
 
     def produce_batch(self, topic: str, messages: list[dict[str, Any]], partition: int) -> int:
         for message in messages:
-            if self._forgotten_batches and len(message["value"]) >= self._size_bytes_min:
-                self._forgotten_batches -= 1
+            if self._forgotten_records and len(message["value"]) >= self._size_bytes_min:
+                self._forgotten_records -= 1
                 message["callback"] = partial(_answer_without_offset, message["callback"])
         return self._producer.produce_batch(topic, messages, partition=partition)
 
@@ -144,7 +145,7 @@ def _answer_without_offset(
 async def test_rows_are_written_again_if_kafka_does_not_report_their_offsets(
     kafka: Kafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "Producer", partial(_ForgetfulProducer, forgotten_batches=3))
+    monkeypatch.setattr(client, "Producer", partial(_ForgetfulProducer, forgotten_records=3))
     address = KafkaAddress(servers=kafka.address, prefix=kafka.create_prefix())
     large_batch = Batch(3, bytes(range(256)) * 10_000, b"\0\1\2")
     async with open_kafka_log(address, SystemClock(), KafkaLimits()) as log:
@@ -158,7 +159,7 @@ async def test_rows_are_written_again_if_kafka_does_not_report_their_offsets(
 async def test_retention_keeps_a_large_batch_if_one_piece_was_written_again(
     kafka: Kafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "Producer", partial(_ForgetfulProducer, forgotten_batches=1, size_bytes_min=10_000))
+    monkeypatch.setattr(client, "Producer", partial(_ForgetfulProducer, forgotten_records=1, size_bytes_min=10_000))
     address = KafkaAddress(servers=kafka.address, prefix=kafka.create_prefix())
     large_batch = Batch(3, bytes(range(256)) * 10_000, b"\0\1\2")
     async with open_kafka_log(address, SystemClock(), KafkaLimits(batches_max=0)) as log:
@@ -174,7 +175,7 @@ async def test_retention_keeps_a_large_batch_if_one_piece_was_written_again(
 async def test_append_fails_if_kafka_never_reports_the_offsets_of_its_rows(
     kafka: Kafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "Producer", partial(_ForgetfulProducer, forgotten_batches=3))
+    monkeypatch.setattr(client, "Producer", partial(_ForgetfulProducer, forgotten_records=3))
     address = KafkaAddress(servers=kafka.address, prefix=kafka.create_prefix())
     async with open_kafka_log(address, SystemClock(), KafkaLimits()) as log:
         with pytest.raises(LogUnavailable, match="does not say where it stored the rows; retry later"):
@@ -188,14 +189,14 @@ class _SilentProducer(_ForgetfulProducer):
 
     def produce_batch(self, topic: str, messages: list[dict[str, Any]], partition: int) -> int:
         for message in messages:
-            if self._forgotten_batches:
-                self._forgotten_batches -= 1
+            if self._forgotten_records:
+                self._forgotten_records -= 1
                 message["callback"] = lambda error, message: None
         return self._producer.produce_batch(topic, messages, partition=partition)
 
 
 async def test_an_append_whose_answers_are_lost_fails_in_time(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "Producer", partial(_SilentProducer, forgotten_batches=1))
+    monkeypatch.setattr(client, "Producer", partial(_SilentProducer, forgotten_records=1))
     monkeypatch.setattr(client, "_ANSWER_S_MAX", 1.0)
     address = KafkaAddress(servers=kafka.address, prefix=kafka.create_prefix())
     async with open_kafka_log(address, SystemClock(), KafkaLimits()) as log:
@@ -262,7 +263,7 @@ async def test_the_journal_is_read_without_a_gap_after_unexpected_errors(
         assert await read_texts(log, A) == ["0", "1", "2", "3", "4"]
 
 
-class _ElectingConsumer:
+class _ConsumerBeforeElection:
     """A Kafka consumer whose first two requests for offsets fail.
 
     The cluster has not yet chosen a leader for a new partition.
@@ -284,7 +285,7 @@ class _ElectingConsumer:
 
 
 async def test_a_log_opens_while_its_new_journal_has_no_leader(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "Consumer", _ElectingConsumer)
+    monkeypatch.setattr(client, "Consumer", _ConsumerBeforeElection)
     address = KafkaAddress(servers=kafka.address, prefix=kafka.create_prefix())
     async with open_kafka_log(address, SystemClock(), KafkaLimits()) as log:
         await log.append({A: build_batch("row")})
@@ -321,7 +322,7 @@ async def test_a_cluster_that_does_not_answer_is_unavailable(monkeypatch: pytest
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("kafka://host:9092", "begin with 1 to 100 letters"),
+        ("kafka://host:9092", "a prefix consists of 1 to 100 letters"),
         ("kafka://host:9092/a_b", "'a_b'"),
         ("kafka://host/seamark", "give kafka://host:port"),
         ("kafka:/host:9092/seamark", "give kafka://host:port"),

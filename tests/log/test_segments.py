@@ -337,6 +337,7 @@ async def test_segments_with_rows_of_a_removed_stream_are_deleted() -> None:
             clock.advance(10)
             await log.release({OTHER: 99})
             await log.trim()
+        # Then the removed stream accepts appends again, from offset 0.
         answer = await log.append({A: build_batch("x")})
         assert answer.positions[0].offset == 0
         assert await read_texts(log, A) == ["x"]
@@ -413,6 +414,7 @@ asyncio.run(main(Path(sys.argv[1])))
 
 
 def test_log_on_a_full_file_system_refuses_appends_and_recovers(tmp_path: Path) -> None:
+    # When the file system is full, the script deletes the file `ballast`, so that a further append has room.
     script = f"mount -t tmpfs -o size=3m tmpfs {tmp_path} && head -c 1000000 /dev/zero > {tmp_path}/ballast && exec "
     script += f'{sys.executable} -c "$0" {tmp_path}'
     command = ["unshare", "--mount", "--map-root-user", "sh", "-c", script, FULL_DISK]

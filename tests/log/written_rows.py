@@ -50,8 +50,8 @@ async def append_until_cancelled(
 ) -> None:
     """Append as the producer `name` until the task is cancelled.
 
-    Repeat a tenth of the appends, and check that the repetition gets the first positions. Report each append to
-    `report_append`.
+    Repeat a tenth of the appends, and check that the repetition gets the positions of the first append. Report each
+    append to `report_append`.
     """
     state = await log.fence(name)
     rng = random.Random(f"{name} {state.epoch}")

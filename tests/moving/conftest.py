@@ -36,9 +36,9 @@ def target(tmp_path: Path, lake: Path) -> Iterator[IndexClient]:
 
 
 @pytest.fixture
-def twin(tmp_path: Path, lake: Path) -> Iterator[IndexClient]:
+def single_target(tmp_path: Path, lake: Path) -> Iterator[IndexClient]:
     """Yield a client of a further server, with the same settings as `target`."""
-    home = tmp_path / "twin"
+    home = tmp_path / "single_target"
     with _run_server(home, (home / "warehouse").as_uri(), allowed_locations=(lake.as_uri(),)) as client:
         yield client
 

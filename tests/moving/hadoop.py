@@ -51,6 +51,10 @@ def _replace_locations(path: Path, old_location: str, new_location: str) -> None
 
 
 def _replace_in_record(value: Any, old_location: str, new_location: str) -> Any:
+    """Return a value of an Avro record with the new location instead of the old location in all its texts.
+
+    In a record of a manifest list, the length is also read again, because the rewritten manifest has another size.
+    """
     if isinstance(value, dict):
         replaced_record = {
             name: _replace_in_record(member, old_location, new_location) for name, member in value.items()

@@ -18,7 +18,7 @@ _MAIN_CLASS = "org.apache.hadoop.hive.metastore.HiveMetaStore"
 
 
 class Hive4Client(ThriftHiveMetastore.Client):
-    """A client for PyIceberg 0.12, which uses calls that Hive 4 no longer has.
+    """A client of a metastore. It replaces calls that PyIceberg 0.12 uses, but that Hive 4 no longer has.
 
     The metastore has no tables for locks, so the client does not lock.
     """

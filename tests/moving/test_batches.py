@@ -94,33 +94,33 @@ def import_one_by_one(client: IndexClient, namespace: str, locations: dict[str, 
             results.append(TableImport(is_new=import_table(client, (namespace, name), location), error=""))
         except Refused as error:
             # A message names the warehouse of the server. The comparison must not depend on the server.
-            results.append(TableImport(is_new=False, error=error.message.replace("/twin/", "/target/")))
+            results.append(TableImport(is_new=False, error=error.message.replace("/single_target/", "/target/")))
     return results
 
 
 @pytest.mark.parametrize("seed", mark_fast(range(first_seed(), first_seed() + 30), 1))
 def test_tables_of_one_request_get_the_results_of_single_requests(
-    seed: int, origin: IndexClient, target: IndexClient, twin: IndexClient, lake: Path
+    seed: int, origin: IndexClient, target: IndexClient, single_target: IndexClient, lake: Path
 ) -> None:
-    check_batches(seed, origin, target, twin, lake)
+    check_batches(seed, origin, target, single_target, lake)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(first_seed(), first_seed() + 10))
 def test_tables_of_one_request_get_the_results_of_single_requests_in_postgres(
-    seed: int, origin: IndexClient, postgres_target: IndexClient, twin: IndexClient, lake: Path
+    seed: int, origin: IndexClient, postgres_target: IndexClient, single_target: IndexClient, lake: Path
 ) -> None:
-    check_batches(seed, origin, postgres_target, twin, lake)
+    check_batches(seed, origin, postgres_target, single_target, lake)
 
 
-def check_batches(seed: int, origin: IndexClient, target: IndexClient, twin: IndexClient, lake: Path) -> None:
+def check_batches(seed: int, origin: IndexClient, target: IndexClient, single_target: IndexClient, lake: Path) -> None:
     """Import random tables by requests for several tables, and by single requests, and compare the catalogs."""
     rng = random.Random(seed)
     create_namespace(origin, "shop", {})
     create_table(origin, "shop.model", COLUMNS, properties={})
     files = MetadataFiles(rng, json.loads(origin.load_table("shop.model", history=True).metadata), lake / "tables")
     view = {"name": "view", "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": {}}
-    for client in (target, twin):
+    for client in (target, single_target):
         create_namespace(client, "shop", {})
         client._request_json("POST", "/v1/namespaces/shop/views", body=view)
     registered: dict[str, str] = {}
@@ -132,7 +132,7 @@ def check_batches(seed: int, origin: IndexClient, target: IndexClient, twin: Ind
         for name in repeated_names[
             :1
         ]:  # The table is imported again after a drop, under its name or under another one.
-            for client in (target, twin):
+            for client in (target, single_target):
                 drop_table(client, ("shop", name))
             location = registered.pop(name)
             locations |= {rng.choice((name, f"{name}-again")): location}
@@ -140,7 +140,7 @@ def check_batches(seed: int, origin: IndexClient, target: IndexClient, twin: Ind
         shuffled_locations = rng.sample(sorted(locations.items()), len(locations))
         planned_results = import_tables(target, "shop", dict(shuffled_locations), dry_run=True)
         results = import_tables(target, "shop", dict(shuffled_locations))
-        assert results == import_one_by_one(twin, "shop", dict(shuffled_locations))
+        assert results == import_one_by_one(single_target, "shop", dict(shuffled_locations))
         assert [
             planned_result for planned_result, result in zip(planned_results, results, strict=True) if not result.error
         ] == [result for result in results if not result.error]
@@ -150,11 +150,11 @@ def check_batches(seed: int, origin: IndexClient, target: IndexClient, twin: Ind
             if result.is_new
         }
     tables = {name: document for name, document in list_catalog(target).items() if name[0] == "table"}
-    assert tables == {name: document for name, document in list_catalog(twin).items() if name[0] == "table"}
+    assert tables == {name: document for name, document in list_catalog(single_target).items() if name[0] == "table"}
     assert {name[-1] for name in tables} == registered.keys()
     registrations = [
         sorted(instant.name for instant in client.timeline() if instant.action == "register")
-        for client in (target, twin)
+        for client in (target, single_target)
     ]
     assert registrations[0] == registrations[1]
     assert set(registrations[0]) >= registered.keys()
@@ -303,6 +303,6 @@ def test_request_with_large_files_needs_the_memory_of_one(origin: IndexClient, l
 
 
 def read_peak_bytes(pid: int) -> int:
-    """Return the largest memory that a process has had."""
+    """Return the largest resident memory that a process has had, in bytes."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))

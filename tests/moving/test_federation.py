@@ -95,7 +95,7 @@ def read_ids(client: IndexClient, table: str = "shop.orders", where: str | None 
 
 
 def describe_namespaces(client: IndexClient) -> dict[tuple[str, ...], Any]:
-    """Return the properties and the tables of each namespace."""
+    """Return the table names and the properties of each namespace."""
     return {
         namespace: (sorted(client.tables(namespace)), load_namespace_properties(client, namespace))
         for namespace in client.namespaces()
@@ -146,7 +146,9 @@ def test_views_are_shown_unless_they_run_with_the_rights_of_a_user(federation: F
         load_view(warehouse_client, "shop.owned")
 
 
-def test_indexes_are_stored_next_to_the_tables_and_cover_their_commits(federation: Federation, lake: Path) -> None:
+def test_indexes_follow_commits_and_renames_and_are_not_stored_in_the_lake_of_the_tables(
+    federation: Federation, lake: Path
+) -> None:
     origin, warehouse_client = federation.origin, federation.warehouse_client
     for number in range(3, 6):
         append_ids(origin, "shop.orders", number)

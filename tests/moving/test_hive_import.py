@@ -199,6 +199,7 @@ def test_metastore_that_sends_one_byte_at_a_time_is_given_up(monkeypatch: pytest
             time.sleep(0.01)
             yield b"x"
 
+    # The message rounds the limit of 0.2 s to whole seconds.
     with serve_bytes(send_slowly) as address, pytest.raises(CatalogUnavailable, match=r"more than 0 s"):
         list(hive_source.HiveSource(address, {}).list_namespaces())
 

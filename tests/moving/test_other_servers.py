@@ -35,18 +35,18 @@ def read_ids(client: IndexClient, table: str) -> list[int]:
     return sorted(scan(client, table).to_arrow().column("id").to_pylist())
 
 
-def check_moves(showing_client: IndexClient, client: IndexClient, uri: str, lake: str, catalog: Catalog) -> None:
+def check_moves(federating_client: IndexClient, client: IndexClient, uri: str, lake: str, catalog: Catalog) -> None:
     """Show the tables of a catalog in a federated warehouse, import them, and export a table to the catalog.
 
     Args:
-        showing_client: A client of a server that may have warehouses at `lake`.
+        federating_client: A client of a server that may have warehouses at `lake`.
         client: A client of a server that may read `lake`.
         uri: The URI of the other catalog.
         lake: The location of the other catalog's tables.
         catalog: The other catalog.
     """
-    create_warehouse(showing_client, "other", lake, {"federation_uri": uri, "federation_fresh_s": 0}, {})
-    warehouse_client = IndexClient(make_warehouse_url(showing_client.url, "other"))
+    create_warehouse(federating_client, "other", lake, {"federation_uri": uri, "federation_fresh_s": 0}, {})
+    warehouse_client = IndexClient(make_warehouse_url(federating_client.url, "other"))
     assert sorted(warehouse_client.namespaces()) == [("shop",), ("shop", "eu")]
     assert read_ids(warehouse_client, "shop.eu.orders") == [1, 2, 3]
     catalog.load_table(("shop", "orders")).append(ROWS)
@@ -74,10 +74,11 @@ def test_tables_move_from_and_to_the_java_server(start_seamark: Callable[..., Se
     with run_java_fixture(lake, log=tmp_path / "java.log") as uri:
         catalog = load_catalog("java", type="rest", uri=uri)
         create_tables(catalog)
+        # The first server may have federated warehouses in the lake. The second server may import tables from it.
         roots = {"SEAMARK_WAREHOUSE_ROOTS": lake.as_uri(), "SEAMARK_WAREHOUSE_ENDPOINTS": uri}
-        showing_client = IndexClient(start_seamark("showing", env=roots).base_url)
+        federating_client = IndexClient(start_seamark("federating", env=roots).base_url)
         client = IndexClient(start_seamark("importing", env={"SEAMARK_ALLOWED_LOCATIONS": lake.as_uri()}).base_url)
-        check_moves(showing_client, client, uri, lake.as_uri(), catalog)
+        check_moves(federating_client, client, uri, lake.as_uri(), catalog)
 
 
 @pytest.mark.slow

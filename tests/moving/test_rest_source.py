@@ -144,6 +144,7 @@ def test_error_of_a_namespace_ends_the_listing() -> None:
             pytest.raises(CatalogRefusal, match="answers 400: no nested namespaces"),
         ):
             list(source.list_namespaces())
+        # A flat source lists only the top-level namespaces, so it does not send the failing request.
         with closing(RestSource({"uri": catalog.url}, connections=2, is_flat=True)) as source:
             assert list(source.list_namespaces()) == [("shop",)]
 

@@ -112,7 +112,12 @@ class FaultyObjects:
         return None
 
     async def _apply_fault_before(self, operation: str, location: str) -> Fault | None:
-        """Draw the fault of a call, and return it. Raise the error of a fault that prevents the call."""
+        """Draw the fault of a call, and return it. Wait if the fault is `SLOW`.
+
+        Raises:
+            RetryLater: The fault prevents the call: the storage is unavailable, or the disk is full.
+            StorageError: The fault prevents the call: the storage refuses it.
+        """
         fault = self._draw_fault(operation)
         self.trace.append(f"{operation} {fault.name if fault else 'ok'}")
         if fault is Fault.BEFORE:

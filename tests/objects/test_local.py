@@ -295,7 +295,7 @@ async def test_call_on_a_hanging_disk_ends_at_its_time_limit(tmp_path: Path, mon
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Mount a separate file system of one megabyte."""
+    """Mount a separate file system of one megabyte. Skip the test if the process may not mount."""
     mount_path = tmp_path / "disk"
     mount_path.mkdir()
     result = subprocess.run(

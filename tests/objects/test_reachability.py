@@ -38,7 +38,7 @@ def build_settings(s3: S3, home: Path, bucket: str) -> Settings:
 async def read_start_log(settings: Settings) -> list[dict[str, object]]:
     """Check the reachability of the storage, as at the start of a server.
 
-    Return the log messages up to the first one, or none if the check ends without a message.
+    Return a list with the first log messages. It is empty if the check ends without a message.
     """
     async with open_objects(settings, SystemClock()) as objects:
         with structlog.testing.capture_logs() as events:

@@ -43,11 +43,11 @@ FILES, ROWS = 6, 20
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """Yield the folder with the objects of the toy storage."""
-    shelf = tmp_path / "toys"
-    shelf.mkdir()
-    with register_example_storage(shelf):
-        yield shelf
+    """Yield the folder in which the example storage of `tests/objects/toy_storage.py` keeps its objects."""
+    objects_folder = tmp_path / "toys"
+    objects_folder.mkdir()
+    with register_example_storage(objects_folder):
+        yield objects_folder
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ class TestToyContract(ObjectStoreContract):
             yield objects
 
 
-def test_table_on_the_toy_storage_is_written_read_indexed_and_purged(client: IndexClient, folder: Path) -> None:
+def test_table_on_the_example_storage_is_written_read_indexed_and_purged(client: IndexClient, folder: Path) -> None:
     loaded_table = client.load_table("db.t")
     assert loaded_table.location.startswith(f"{WAREHOUSE}/db/t")
     rows = seamark.scan(client, "db.t").to_arrow().sort_by("id")

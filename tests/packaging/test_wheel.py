@@ -82,7 +82,7 @@ def create_environment(folder: Path, *wheels: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def other_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a foreign distribution with packages that have the names of our folders."""
+    """Build the wheel of another distribution whose packages have the names of our folders, and return its path."""
     folder = tmp_path_factory.mktemp("other")
     (folder / "pyproject.toml").write_text(
         '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n'

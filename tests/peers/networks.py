@@ -45,6 +45,9 @@ class Host:
         """Return a connection to a program that listens on the host's 127.0.0.1.
 
         A socket belongs to the network namespace of the thread that created it, even if another thread uses it.
+
+        Raises:
+            ConnectionRefusedError: The connection failed.
         """
         connections: list[socket.socket] = []
 
@@ -136,7 +139,7 @@ def open_network(count: int) -> Iterator[Network]:
                 _run_command(f"{ip_command} link set eth0 up")
                 _run_command(f"{ip_command} link set lo up")
             network = Network(f"{subnet}.1", hosts)
-            with network.divide():
+            with network.divide():  # This checks that the machine can isolate hosts.
                 pass
         except (AssertionError, OSError) as error:
             pytest.skip(f"no network namespaces here: {error}")

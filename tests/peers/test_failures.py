@@ -117,6 +117,7 @@ async def test_storage_is_read_if_an_answer_of_a_replica_never_ends(tmp_path: Pa
 
     async with serve_peer(begin) as address, open_node(tmp_path, "a") as first_node:
         set_peers(first_node, build_replica(address))
+        # The acknowledgement always arrives before this limit, so only the limit for the whole answer can end the wait.
         first_node.peers.objects._first_byte_latency = Percentile(30.0, min_s=30.0, max_s=30.0)
         files = select_owned(first_node, address, await create_files([first_node], 10, 100))
         for location, content in files.items():
@@ -129,6 +130,7 @@ async def test_answer_of_the_replica_is_used_when_the_storage_is_slow_and_a_hedg
         await introduce_nodes(first_node, second_node)
         files = await create_files([first_node], 20, 100)
         first_node.stored_objects.is_away = True
+        # With limits of 0 s, the first node also reads the storage at once, and this hedged read fails.
         first_node.peers.objects._first_byte_latency = first_node.peers.objects._storage_latency = Percentile(
             0.0, min_s=0.0, max_s=0.0
         )
@@ -141,7 +143,10 @@ async def test_answer_of_the_replica_is_used_when_the_storage_is_slow_and_a_hedg
 
 
 async def test_answer_changed_in_transit_is_never_used(tmp_path: Path) -> None:
-    """A relay between two replicas changes one byte of each answer: first of the head, then of the content."""
+    """A relay between two replicas changes one byte of each answer.
+
+    It first changes the `HEAD_BYTES` bytes before the content, then the content.
+    """
     changed_offset = -1  # Nothing is changed.
 
     async with open_node(tmp_path, "a") as first_node, open_node(tmp_path, "b") as second_node:
@@ -272,6 +277,7 @@ def test_breaker_opens_after_consecutive_failures_and_allows_trials() -> None:
 
 
 def test_percentile_adapts_to_the_durations_within_its_limits() -> None:
+    # The value is computed after every 16 durations, from the last 128 durations.
     percentile = Percentile(0.5, min_s=0.01, max_s=2.0, factor=1.5)
     for _ in range(15):
         percentile.add(0.1)

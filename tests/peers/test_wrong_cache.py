@@ -47,6 +47,10 @@ async def test_damaged_manifests_and_manifest_lists_are_read_again(tmp_path: Pat
 
 @pytest.mark.parametrize("has_storage", [True, False])
 async def test_damaged_metadata_files_named_by_their_content_are_read_again(tmp_path: Path, has_storage: bool) -> None:
+    """The cache returns only half of each file. The name of a metadata file contains a hash of its content.
+
+    The catalog can read the storage itself only with `has_storage`.
+    """
     settings = Settings(home=tmp_path / "home", warehouse=tmp_path.as_uri())
     clock = SystemClock()
     content = b'{"some": "document"}'

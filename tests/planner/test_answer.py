@@ -295,7 +295,10 @@ def test_statistics_belong_to_the_requested_files() -> None:
 
 
 def to_json_value(kind: str, value: Any) -> Any:
-    """Return the specification's JSON form of a single value, for values within the range of Python's dates."""
+    """Return the specification's JSON form of a single value.
+
+    The value is within the range of Python's dates. A decimal has two digits after the point.
+    """
     if value is None or kind in ("long", "int", "boolean", "string", "float", "double"):
         return value
     if kind == "date":

@@ -70,7 +70,7 @@ class ListedManifest:
 
 
 def are_same(kind: str, left: Any, right: Any) -> bool:
-    """Return whether any reader considers two values of a column equal."""
+    """Return whether two values of a column are equal. NaN equals NaN, null equals null, and -0.0 equals 0.0."""
     if kind in FLOATS and left is not None and right is not None and left != left:
         return bool(right != right)
     return bool(left == right)
@@ -93,6 +93,7 @@ class Situation:
             "boolean",
             "time",
         ]
+        # F has floats. LATE is a column that only the new schema has.
         old_kinds = {key: rng.choice(possible_kinds) for key in (A, B, NESTED, LATE)} | {
             F: rng.choice(["float", "double"])
         }
@@ -107,12 +108,13 @@ class Situation:
             0: build_schema(0, old_kinds, required_ids, late=False),
             1: build_schema(1, new_kinds, required_ids, late=True),
         }
+        # For a date that was promoted to a timestamp, the number of units of the new type in a day.
         self.units = {
             key: UNITS_PER_DAY.get(kind, 1) if old_kinds[key] == "date" else 1 for key, kind in new_kinds.items()
         }
         self.pools = {key: draw_pool(rng, kind, rng.choice([2, 4, 8])) for key, kind in old_kinds.items()}
         for key, unit in self.units.items():
-            if unit > 1:
+            if unit > 1:  # Days that overflow the promoted type are not used.
                 self.pools[key] = [day for day in self.pools[key] if abs(day) * unit <= LONG_MAX] or [0]
         self.pools[F] += [math.nan, 0.0, -0.0]
         self.style = Style.draw_style(rng)
@@ -167,10 +169,8 @@ class Situation:
     def _build_metrics(self, schema_id: int, values: dict[int, list[Any]]) -> dict[int, ColumnMetrics]:
         kinds = self.kinds[schema_id]
         metrics_by_column = {
-            key: draw_metrics(
-                self.rng, kinds[key], [self._to_stored(schema_id, key, value) for value in column_metrics]
-            )
-            for key, column_metrics in values.items()
+            key: draw_metrics(self.rng, kinds[key], [self._to_stored(schema_id, key, value) for value in column_values])
+            for key, column_values in values.items()
         }
         return {
             key: column_metrics
@@ -188,6 +188,7 @@ class Situation:
 
     def _draw_common_fields(self, manifest: ListedManifest, content: int) -> dict[str, Any]:
         self.file_count += 1
+        # Only the first files have one of `PATHS`, which differ in length and in their characters.
         path = self.rng.choice(PATHS) if content == DATA and self.file_count < 30 else "data/x"
         return {
             "path": f"{path}{self.file_count if self.rng.random() < 0.8 else ''}"
@@ -327,6 +328,10 @@ class Situation:
         )
 
     def removes(self, delete: tuple[ListedManifest, Entry], data: tuple[ListedManifest, Entry]) -> bool:
+        """Return whether a delete file that applies to the data file may remove a row of it.
+
+        The positions of a position delete file are not examined, so it may always remove a row.
+        """
         delete_file, file = delete[1].file, data[1].file
         if delete_file.content == POSITION_DELETES:
             return True
@@ -334,10 +339,10 @@ class Situation:
         return any(
             all(
                 are_same(kind, row[key], value)
-                for kind, key, value in zip(kinds, delete_file.equality_ids, item, strict=True)
+                for kind, key, value in zip(kinds, delete_file.equality_ids, deleted_key, strict=True)
             )
             for row in file.rows
-            for item in delete_file.keys
+            for deleted_key in delete_file.keys
         )
 
     def is_dropped_by_java(self, delete: tuple[ListedManifest, Entry], data: tuple[ListedManifest, Entry]) -> bool:
@@ -389,12 +394,15 @@ def decode_bound(kind: str, data: bytes | None) -> Any:
     if kind in ("string", "binary", "boolean"):
         return data
     number = int.from_bytes(data, "big" if kind.startswith("decimal") else "little", signed=True)
-    # In blocks, the least long represents an absent bound, so the drawn bounds are greater.
+    # In blocks, the least long represents an absent bound. So the least bound is the next number.
     return max(number, LONG_MIN + 1)
 
 
 def check_situation(seed: int) -> int:
-    """Check one random situation, and return the number of pairs that are excluded by statistics."""
+    """Check one random situation.
+
+    Return how often a delete file that is in scope of a data file was left out because of statistics.
+    """
     situation = Situation(seed)
     view = situation.build_table_view()
     index = situation.build_delete_index(view)

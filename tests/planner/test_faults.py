@@ -382,9 +382,10 @@ async def test_cache_files_damaged_between_two_runs_are_replaced(tmp_path: Path,
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 40))])
 async def test_cache_files_damaged_during_a_run_change_no_answer(tmp_path: Path, seed: int) -> None:
-    """Each plan reads the cache folder again, because no view outlives its plan in this test.
+    """Each plan reads the cache folder again.
 
-    So no file is in use when it is damaged.
+    The planner keeps no decoded manifests in memory after a plan, because its budget is 0. So no file is in use when it
+    is damaged.
     """
     rng = random.Random(seed)
     table, manifests = create_filled_table(tmp_path / "t", per_day=60)

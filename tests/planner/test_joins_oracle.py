@@ -118,18 +118,21 @@ def _format_predicate(template: str, literals: tuple[str, str]) -> tuple[str, st
 
 
 def _list_unambiguous_values(values: Sequence[Any]) -> list[Any]:
-    """Return the values without those that clients compare differently and those that SQL cannot express."""
+    """Return the values without those that clients compare differently and those that SQL cannot express.
+
+    Values by which plans do not prune are left out too. If this leaves nothing, the result contains some of them, so it
+    is never empty.
+    """
     kept_values = [
         value
         for value in values
         if value == value and not (isinstance(value, float) and (value == 0 or abs(value) > 1e15))
     ]
     expressible_values = [item for item in kept_values if not (isinstance(item, str) and "\0" in item)]
-    # Trino rounds longer decimals twice, so plans do not prune by such decimals.
+    # Trino rounds float literals of more than 15 digits twice, so plans do not prune by such values.
     short_values = [
         item
         for item in expressible_values
-        # Decimals of up to 15 digits are rounded once.
         if not isinstance(item, float) or len(repr(item).lstrip("-0").replace(".", "")) < 16
     ]
     return short_values or expressible_values or [kept_values[0] if kept_values else values[0]]
@@ -210,6 +213,10 @@ def _draw_row(rng: random.Random, table: RandomTable, null_rate: float) -> Row:
 
 
 async def delete_random_rows(rng: random.Random, random_table: RandomTable) -> None:
+    """Delete random rows of a table of version 2 that has data files. Do nothing for other tables.
+
+    Version 3 does not allow new position delete files.
+    """
     table = random_table.table
     if table.version > 2 or not table.data:
         return

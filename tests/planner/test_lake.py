@@ -56,6 +56,7 @@ def test_java_finds_the_live_files_and_delete_files_of_every_snapshot(lakes: lis
             removing_deletes = {
                 delete.name for delete in applicable_deletes if lake.find_removed_positions(delete, file)
             }
+            # Java compares bounds of UUIDs in its own order, so it may omit an equality delete file that is needed.
             if not any(column.kind == "uuid" for column in lake.all_columns.values()):
                 assert removing_deletes <= deletes, f"seed {lake.seed} {file.path}"
             counts.update(

@@ -1,4 +1,4 @@
-"""Lookups on random tables, compared with the known contents of each file; kernels compared with loops over rows."""
+"""Lookups on random tables, compared with the known contents of each file; compiled functions compared with loops."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ async def test_partition_prefixes_find_their_files_in_many_random_tables(tmp_pat
 
 
 def read_bound(kind: str, bounds: Any, row: int) -> Any:
-    """Return one bound from the array that contains it."""
+    """Return one bound from the array that contains it, or None if the bound is missing."""
     if isinstance(bounds, Strings):
         raw = bounds.list_values()[row]
         return None if raw is None else decode_value(Form.STRINGS, kind, raw)
@@ -188,7 +188,10 @@ def read_bound(kind: str, bounds: Any, row: int) -> Any:
 
 
 async def check_statistics(seed: int, folder: Path, planner: Planner, outcomes: Counter[str]) -> None:
-    """Compare the statistics with the blocks row by row; tests/index/ compares blocks with manifests."""
+    """Compare the result of a lookup, file by file, with the lake.
+
+    Its bounds are compared with the blocks. The tests in tests/index/ compare blocks with manifests.
+    """
     lake = write_random_lake(seed, folder / str(seed))
     for _, snapshot, view in await build_views(lake, planner):
         lookup_result = find_files_by_prefix(view)
@@ -262,11 +265,12 @@ async def test_partition_totals_equal_the_sums_over_their_files(tmp_path: Path) 
 
 
 def build_view(folder: Path, manifest_values: Sequence[tuple[str, Sequence[Any]]]) -> TableView:
-    """Return a planner's view of a table that is partitioned by column 1.
+    """Return the decoded manifests of a table, as the planner uses them. The table is partitioned by column 1.
 
     Args:
         folder: The folder to which the manifests are written.
-        manifest_values: For each manifest, the type of the column at that time, and the partition value of each file.
+        manifest_values: For each manifest, the type of the column when the manifest was written, and the
+            partition value of each file.
     """
     style = Style(has_shuffled_fields=False, sparse=False, codec="null", old_names=False, summaries=False, seed=0)
     manifests, blocks = [], []
@@ -478,14 +482,14 @@ def test_prefix_in_json_distinguishes_the_text_null_from_null(metadata: TableMet
     assert parse_prefix('{"name": "null"}', metadata) != parse_prefix('{"name": null}', metadata)
 
 
-# The kernel
+# The compiled functions
 
 LAYOUT_COLUMNS = 15
 ROW_COUNT_COLUMN = 4
 """The column of a layout with the number of rows of each block, as in view.py"""
 
 
-def test_kernel_rejects_rows_outside_a_block() -> None:
+def test_compiled_functions_reject_rows_outside_a_block() -> None:
     layout = np.zeros((1, LAYOUT_COLUMNS), dtype=np.int64)
     layout[0, ROW_COUNT_COLUMN] = 5
     no_picks: Any = np.empty(0, dtype=np.int64)
@@ -497,12 +501,18 @@ def test_kernel_rejects_rows_outside_a_block() -> None:
         rows = max(0, int(segments[0, 2]))
         return _lookup.write_integers(layout, segments, picks, np.zeros(rows * 8, np.uint8), 8, np.zeros(0, np.uint8))
 
-    for kernel in (read_longs, write_integers, _lookup.list_entry_ids, _lookup.read_doubles, _lookup.read_strings):
+    for compiled_function in (
+        read_longs,
+        write_integers,
+        _lookup.list_entry_ids,
+        _lookup.read_doubles,
+        _lookup.read_strings,
+    ):
         for segment in ([1, 0, 1, -1], [0, 3, 3, -1], [0, -1, 2, -1], [0, 0, 1, 0], [0, 0, -1, -1]):
             with pytest.raises(IndexError):
-                kernel(layout, np.array([segment], dtype=np.int64), no_picks)
+                compiled_function(layout, np.array([segment], dtype=np.int64), no_picks)
         with pytest.raises(IndexError):
-            kernel(layout, np.array([[0, 0, 1, 0]], dtype=np.int64), np.array([5], dtype=np.int64))
+            compiled_function(layout, np.array([[0, 0, 1, 0]], dtype=np.int64), np.array([5], dtype=np.int64))
 
 
 def test_compiled_function_writes_integers_only_within_the_buffer() -> None:

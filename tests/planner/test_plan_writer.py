@@ -53,6 +53,10 @@ class PlanTableFolder:
     ) -> tuple[KeptManifests, PlanFiles, set[str]]:
         """Plan a case, and write its plan table.
 
+        Args:
+            case: The table and its filter.
+            metadata: The metadata of the table. By default, it is read from the file of the case.
+
         Returns:
             The kept manifests, the files that were written, and the paths that the planner keeps.
         """

@@ -44,7 +44,7 @@ def build_equality(value: Any, kind: str, transform: str = "identity", column_id
         ("date", "timestamp", "c", False),  # The index has days, and the filter has microseconds.
         ("date", "timestamp", "bucket[16](c)", False),
         ("date", "timestamp", "day(c)", False),
-        ("int", "long", "truncate[10](c)", False),  # The truncation of one of the least integers overflows.
+        ("int", "long", "truncate[10](c)", False),  # For the least int values, the result is not an int.
         ("int", "int", "truncate[10](c)", True),
         ("string", "string", "lower(c)", True),
     ],

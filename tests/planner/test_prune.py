@@ -74,9 +74,9 @@ def find_remaining_files(view: TableView, expression: Expression) -> list[int]:
 
 @pytest.mark.parametrize("op", [Op.IS_NULL, Op.NOT_NULL, Op.EQ, Op.NOT_EQ])
 def test_statistics_of_list_elements_prune_nothing(op: Op) -> None:
-    """The statistics count elements.
+    """The statistics count the elements of all lists, not rows.
 
-    If no element is null, lists may be null; if all elements are null, a row may have no list.
+    So they decide no predicate on a row. For example, a list can be null although no element is null.
     """
     column_metrics = [ColumnMetrics(values=7, nulls=0, lower=b"a", upper=b"a"), ColumnMetrics(values=7, nulls=7)]
     values = () if op in (Op.IS_NULL, Op.NOT_NULL) else ("a",)

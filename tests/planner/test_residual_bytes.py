@@ -87,7 +87,7 @@ def test_weakened_residual_matches_every_row_of_the_residual_and_is_never_true(s
             assert weak_evaluator(row) or not strict_evaluator(row)
 
 
-def encode_plan(
+def write_and_measure_tasks(
     file_count: int,
     where: Any,
     dialect: ClientDialect,
@@ -95,6 +95,7 @@ def encode_plan(
     spec: tuple[PartitionField, ...] = (),
     is_exact: bool = False,
 ) -> Any:
+    """Write the tasks of a plan. Return the decoded tasks, and the size of their JSON in bytes."""
     data_files = [build_data_file(f"f{number}", (number,) if spec else ()) for number in range(file_count)]
     plan = build_scan(build_metadata(spec), [build_block(data_files, 0, spec)], where=where)
     writer = ScanTaskWriter(plan, dialect=dialect, form=TaskForm(residual_bytes=BUDGET_BYTES, exact_residuals=is_exact))
@@ -109,7 +110,7 @@ def build_in_filter(count: int) -> dict[str, Any]:
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("dialect", [STANDARD_DIALECT, JAVA_DIALECT, PYICEBERG_DIALECT])
 def test_residuals_of_all_files_stay_within_the_byte_limit(dialect: ClientDialect) -> None:
-    tasks, size = encode_plan(500, build_in_filter(20_000), dialect)
+    tasks, size = write_and_measure_tasks(500, build_in_filter(20_000), dialect)
     assert size < BUDGET_BYTES
     residuals = [task.get("residual-filter") for task in tasks]
     range_residual = {
@@ -124,7 +125,7 @@ def test_residuals_of_all_files_stay_within_the_byte_limit(dialect: ClientDialec
 @pytest.mark.parametrize("dialect", [STANDARD_DIALECT, JAVA_DIALECT, PYICEBERG_DIALECT])
 def test_few_files_or_short_filters_keep_complete_residuals(dialect: ClientDialect) -> None:
     for file_count, where in ((5, build_in_filter(20_000)), (500, build_in_filter(100))):
-        tasks, _ = encode_plan(file_count, where, dialect)
+        tasks, _ = write_and_measure_tasks(file_count, where, dialect)
         assert [task["residual-filter"] for task in tasks] == [where] * file_count
 
 
@@ -136,20 +137,20 @@ def test_long_residuals_that_differ_by_partition_are_bounded_and_not_all_evaluat
     filter_json: Any = {"type": "eq", "term": "c1", "value": -1}
     for term in terms:
         filter_json = {"type": "or", "left": filter_json, "right": term}
-    tasks, size = encode_plan(500, filter_json, dialect, spec=spec)
+    tasks, size = write_and_measure_tasks(500, filter_json, dialect, spec=spec)
     assert size < BUDGET_BYTES
     assert all(("residual-filter" in task) is dialect.needs_residuals for task in tasks)
     assert not any(task.get("residual-filter") in (True, False) for task in tasks)
 
 
 def test_long_value_does_not_lengthen_a_required_residual() -> None:
-    tasks, _ = encode_plan(500, {"type": "gt", "term": "c2", "value": "x" * 100_000}, PYICEBERG_DIALECT)
+    tasks, _ = write_and_measure_tasks(500, {"type": "gt", "term": "c2", "value": "x" * 100_000}, PYICEBERG_DIALECT)
     assert tasks[0]["residual-filter"] == {"type": "not-null", "term": "c2"}
 
 
 @pytest.mark.parametrize("dialect", mark_fast([STANDARD_DIALECT, JAVA_DIALECT, PYICEBERG_DIALECT], 1))
 def test_exact_residuals_are_never_shortened(dialect: ClientDialect) -> None:
-    tasks, _ = encode_plan(500, build_in_filter(20_000), dialect, is_exact=True)
+    tasks, _ = write_and_measure_tasks(500, build_in_filter(20_000), dialect, is_exact=True)
     assert [task["residual-filter"] for task in tasks] == [build_in_filter(20_000)] * 500
 
 
@@ -161,7 +162,7 @@ def test_exact_residuals_of_one_answer_stay_within_the_byte_limit(count: int) ->
     form = TaskForm(residual_bytes=BUDGET_BYTES, exact_residuals=True)
     files_max = ScanTaskWriter(plan, dialect=JAVA_DIALECT, form=form).files_max
     if files_max is not None:
-        _, size = encode_plan(files_max, build_in_filter(count), JAVA_DIALECT, is_exact=True)
+        _, size = write_and_measure_tasks(files_max, build_in_filter(count), JAVA_DIALECT, is_exact=True)
         json_size = len(json.dumps(build_in_filter(count), separators=(",", ":")))
         assert files_max == 1 or files_max * json_size <= BUDGET_BYTES < (files_max + 1) * json_size
         # Each task has at most 1,000 bytes besides its residual.
@@ -177,8 +178,8 @@ def test_exact_residuals_of_one_answer_stay_within_the_byte_limit(count: int) ->
 def test_residual_on_a_renamed_column_depends_on_the_client() -> None:
     """A residual has no names of the current schema if a column was renamed after the plan was made.
 
-    Java gets the residual true. PyIceberg gets the whole filter, because it counts rows of files with the residual true
-    by metadata. Other clients get no residual, which means the filter in the standard.
+    Java gets the residual true. PyIceberg gets the whole filter, because it counts the rows of a file by its metadata
+    if the residual is true. Other clients get no residual. In the standard, a missing residual means the filter.
     """
     metadata = build_metadata((), kinds={1: "long"})
     plan = build_scan(metadata, [build_block([build_data_file("f")], 0)], where=build_in_filter(3))

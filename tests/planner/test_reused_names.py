@@ -134,7 +134,8 @@ def _check_reused_names(seed: int) -> None:
     metadata = build_table(schemas, last_id)
     context = f"seed {seed}: {schemas}"
     for _ in range(10):
-        # Time travel uses the snapshot's schema, other reads the current one.
+        # In time travel, a filter has column names of the snapshot's schema. In another read, it has names of the
+        # current schema. In both cases, Java sends the same options.
         used_schema = rng.choice([schemas[0], schemas[-1]])
         where = draw_filter(rng, used_schema)
         request = ScanRequest(filter=parse_expression(where), snapshot_id=1, use_snapshot_schema=True)

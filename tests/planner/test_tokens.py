@@ -106,6 +106,11 @@ def test_token_of_a_different_version_is_rejected() -> None:
 def test_plan_is_split_into_pages_unless_tokens_would_be_larger_than_the_pages(
     files: int, packed_bytes: int, pages: int
 ) -> None:
+    """A plan of more than 1000 files has at least two pages of about 4000 files.
+
+    Each page has a token, which contains the packed request. The tokens of a plan have a maximum total size, so a plan
+    with a large request has fewer pages, or none.
+    """
     assert count_plan_tasks(files, packed_bytes, inline_limit=1000, page_size=4000) == pages
 
 

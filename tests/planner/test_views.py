@@ -202,7 +202,7 @@ async def list_sizes_bytes(folder: Path, tables: list[Table]) -> list[int]:
             scan = await plan_table(planner, table)
             sizes_bytes.append(sum(block.size_bytes for block in scan.view.blocks))
         del scan
-    gc.collect()
+    gc.collect()  # The blocks are freed before the caller opens another planner.
     return sizes_bytes
 
 
@@ -282,6 +282,7 @@ async def test_adding_a_view_examines_no_other_view(tmp_path: Path, monkeypatch:
     """A view is the part of a table that a planner keeps in memory. One reader can have tens of thousands of views."""
     table, _ = create_filled_table(tmp_path / "t", days=12, per_day=2)
     examined_views: list[CachedView] = []
+    # A planner that examines a cached view reads its `holder`.
     holder: Any = CachedView.holder  # The descriptor of the slot
 
     def note_examined(cached_view: CachedView) -> str:
@@ -320,11 +321,13 @@ async def test_adding_a_view_examines_no_other_view(tmp_path: Path, monkeypatch:
 async def test_single_principal_can_use_the_whole_budget(tmp_path: Path) -> None:
     tables = [create_filled_table(tmp_path / f"t{n}", days=2, per_day=40)[0] for n in range(8)]
     sizes_bytes = await list_sizes_bytes(tmp_path, tables)
+    # The budget has room for all tables. The principal a plans all but one of them, much more than half.
     async with open_test_planner(tmp_path, plan_memory_bytes=2 * sum(sizes_bytes)) as planner:
         for _ in range(2):
             for principal, table in zip("aaaaaaab", tables, strict=True):
                 with set_principal(principal):
                     assert await plan_file_numbers(planner, table.metadata, build_filter_of_files(3, 4)) == [3, 4]
+        # Each of the 8 tables has 2 manifests, and the second round decodes none again.
         assert planner.read_stats().decoded == 2 * 8
 
 
@@ -340,9 +343,10 @@ async def test_view_larger_than_the_budget_is_planned_and_released(tmp_path: Pat
 
 @pytest.mark.slow
 async def test_views_of_snapshots_that_share_all_blocks_are_evicted(tmp_path: Path) -> None:
-    """A view of a snapshot needs memory besides the decoded manifests that snapshots share.
+    """A view has the data files of one snapshot.
 
-    So the views of a thousand snapshots must not accumulate.
+    It needs memory besides the decoded manifests that snapshots share. So the views of many snapshots must not
+    accumulate.
     """
     table, manifests = create_filled_table(tmp_path / "t", days=40, per_day=2)
     blocks_bytes = (await list_sizes_bytes(tmp_path, [table]))[0]

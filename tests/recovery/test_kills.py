@@ -27,7 +27,7 @@ KILLS = examples(12, 1)
 
 
 def kill_command(folder: Path, delay_s: float, *arguments: str) -> bool:
-    """Start the command, and kill it after `delay_s`. Return True if it was still running."""
+    """Start the command, and kill it after `delay_s`. Return True if it was killed or failed."""
     environment = {**os.environ, "SEAMARK_ENCRYPTION_KEY": SHARED_KEY}
     with (folder / "killed.log").open("ab") as log:
         process = fork([SEAMARK, *arguments], environment, cwd=None, output=log.fileno(), errors=log.fileno())

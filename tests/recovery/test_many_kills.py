@@ -42,7 +42,7 @@ def _read_catalog(home: Path) -> Content:
     return {**content, **read_sqlite_content(home / "seamark.db", {"entries": columns})}
 
 
-def _write_catalog(home: Path, seed: int) -> None:
+def _write_warehouse_without_database(home: Path, seed: int) -> None:
     """Write a warehouse with random tables, views and functions, and with many tables of one to four versions.
 
     The database is deleted, so only the files remain, as after the loss of the catalog.
@@ -63,7 +63,7 @@ def _write_catalog(home: Path, seed: int) -> None:
 def test_large_catalog_equals_itself_after_commands_that_were_killed(tmp_path: Path, postgres_url: str) -> None:
     home, seed = tmp_path / "home", first_seed()
     rng = random.Random(seed)
-    _write_catalog(home, seed)
+    _write_warehouse_without_database(home, seed)
     rebuild = ("rebuild", "--home", str(home))
     uninterrupted_s = measure_s(lambda: _run(*rebuild))
     expected = _read_catalog(home)

@@ -127,7 +127,7 @@ def test_rebuild_restores_the_catalog_from_the_warehouse(tmp_path: Path, seed: i
         listing_before = list_catalog(server.base_url)
     delete_database(home)
     report = run_rebuild(home)
-    # A rebuilt table has the name with which it was created, unless several tables had this name.
+    # A rebuilt table has the name with which it was created. Tables that share this name are not registered.
     counts = Counter(catalog.created_objects.values())
     assert {table["uuid"]: (table["kind"], table["name"]) for table in report["registered"]} == {
         uuid: created_name for uuid, created_name in catalog.created_objects.items() if counts[created_name] == 1

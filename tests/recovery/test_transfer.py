@@ -55,7 +55,7 @@ def create_old_database(path: Path, version: int) -> None:
 
 
 def add_row(connection: sqlite3.Connection, table: str, number: int) -> None:
-    """Insert a row whose values differ from those of every other number and column."""
+    """Insert a row whose values differ from those of rows with other numbers. Its integers need more than 32 bits."""
     values: list[Any] = []
     for _, column, column_type, *_ in connection.execute(f"PRAGMA table_info({table})").fetchall():
         if column == "position":  # The positions of instants follow those of archived instants.
@@ -227,6 +227,8 @@ async def test_timeline_continues_after_each_move(tmp_path: Path, postgres_url: 
 
 
 async def test_copy_to_postgres_begins_after_all_epochs_of_the_source(tmp_path: Path, postgres_url: str) -> None:
+    # In PostgreSQL, the position of an instant begins with its epoch, as four hexadecimal digits. A new epoch begins if
+    # stored positions would follow the positions of new instants.
     path, highest_position = tmp_path / "a.db", f"0005{9:032x}"
     create_old_database(path, NEWEST)
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:

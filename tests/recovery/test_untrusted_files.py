@@ -67,7 +67,11 @@ class Warehouse:
         return rebuild_report
 
     def check_claims(self) -> None:
-        """Check that the folder of each table is claimed by the table, or by an entry without a name."""
+        """Check that the folder of each table is claimed by the table, or by an entry without a name.
+
+        A rebuild keeps such an entry for each table that it does not register, so that no other table can name the
+        files of this table.
+        """
         with closing(sqlite3.connect(self.home / "seamark.db")) as connection:
             claims = connection.execute("SELECT uuid, location FROM claims").fetchall()
             unnamed_uuids = {unnamed_uuid for (unnamed_uuid,) in connection.execute("SELECT uuid FROM retained")}
@@ -182,14 +186,14 @@ def test_forged_metadata_file_takes_no_files_of_another_table(
 
 
 def test_copied_uuid_is_reported_until_the_operator_chooses_a_file(warehouse: Warehouse, tmp_path: Path) -> None:
-    location, own_table = write_uuid_of_another_table(warehouse), warehouse.tables["ours.t"]["metadata-location"]
+    location, own_location = write_uuid_of_another_table(warehouse), warehouse.tables["ours.t"]["metadata-location"]
     rebuild_report = warehouse.run_rebuild()
     assert "ours.t" not in warehouse.list_registered_locations(rebuild_report)
     assert "Several folders" in list_reasons(rebuild_report, location)[0]
-    assert "Several folders" in list_reasons(rebuild_report, own_table)[0]
-    (tmp_path / "names").write_text(json.dumps({own_table: "ours.t", location: None}))
+    assert "Several folders" in list_reasons(rebuild_report, own_location)[0]
+    (tmp_path / "names").write_text(json.dumps({own_location: "ours.t", location: None}))
     rebuild_report = run_rebuild(warehouse.home, "--names", str(tmp_path / "names"))
-    assert warehouse.list_registered_locations(rebuild_report) == {"ours.t": own_table}
+    assert warehouse.list_registered_locations(rebuild_report) == {"ours.t": own_location}
     warehouse.check_claims()
 
 

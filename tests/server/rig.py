@@ -106,7 +106,7 @@ def build_settings(home: Path, **arguments: Any) -> Settings:
 
 @asynccontextmanager
 async def run_server(home: Path, *, clock: Clock | None = None, **arguments: Any) -> AsyncIterator[RunningServer]:
-    """Run a server with these settings and an existing namespace `db`."""
+    """Run a server with these settings. Create the namespace `db` if it does not exist."""
     settings = build_settings(home, **arguments)
     certificate = open_certificate(settings)
     with closing(bind_socket(settings, shared=False)) as sock:

@@ -412,7 +412,10 @@ NAMESPACE_IN_QUERY = {"removeGrant"}
 
 @pytest.mark.parametrize("principal", ["nobody", "stranger"])
 async def test_every_route_checks_rights_before_it_reads_the_body(logins: BodyLogins, principal: str) -> None:
-    """The body is announced but never sent, so a server that waits for it does not answer in time."""
+    """The body is announced but never sent, so a server that waits for it does not answer in time.
+
+    The principal `nobody` has a login without rights, and `stranger` sends no login.
+    """
     listed_routes = list_routes()
     assert len(listed_routes) > 60  # The list has the routes of the specification and those of Seamark.
     checked_operations = set()
@@ -421,6 +424,7 @@ async def test_every_route_checks_rights_before_it_reads_the_body(logins: BodyLo
         for variable, value in (("namespace", "db"), ("table", "t"), ("view", "v"), ("function", "f")):
             path = path.replace(f"{{{variable}}}", value)
         path = "/".join("x" if part.startswith("{") else part for part in path.split("/"))
+        # Every login may use the routes without a namespace. A request without its query is invalid for every login.
         if principal == "nobody" and operation in WITHOUT_NAMESPACE | NAMESPACE_IN_QUERY:
             continue
         headers = ["Content-Length: 1000"] if method not in ("GET", "HEAD") else []

@@ -73,7 +73,8 @@ def register_case(cache: str) -> Callable[[Callable[[Path], AsyncIterator[Fill]]
 
 
 @register_case("manifest-lists")
-async def open_manifest_lists(folder: Path) -> AsyncIterator[Fill]:
+async def fill_manifest_lists(folder: Path) -> AsyncIterator[Fill]:
+    """Yield a function that fills a new cache with 8 decoded manifest lists. Each list has 400 manifests."""
     table = Table(folder / "t")
     manifests = [table.write_manifest(f"m{number}", [number]) for number in range(40)]
     for snapshot in range(1, 9):

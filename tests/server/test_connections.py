@@ -50,7 +50,7 @@ class RawConnection:
         await self.writer.drain()
 
     async def read_rest(self) -> bytes:
-        """Read until the server closes the connection."""
+        """Return the bytes until the server closes the connection, or no bytes if the connection fails."""
         try:
             async with asyncio.timeout(60):
                 return await self.reader.read()
@@ -293,7 +293,7 @@ async def test_unread_answer_does_not_stay_in_memory(tmp_path: Path) -> None:
         (b"POST /nowhere HTTP/1.1\r\nHost: a\r\nExpect: sm_verysecret\r\nContent-Length: 9\r\n\r\n", 417),
     ],
 )
-async def test_data_other_than_http_get_a_standard_error_without_a_quotation(
+async def test_answer_to_invalid_http_is_a_standard_error_that_quotes_nothing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, raw: bytes, status: int
 ) -> None:
     with capture_all_logs(capfd) as lines:

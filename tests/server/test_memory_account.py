@@ -36,7 +36,7 @@ CACHE_CLASSES = ("MemoryCache", "SharedCache", "AdmittingCache")
 
 
 def find_caches() -> Iterator[tuple[str, str]]:
-    """Yield (file, name) of every cache that the server creates. The name is empty if the call gives none."""
+    """Yield (file, name) of every cache that the server creates. The name is empty if it is no constant."""
     for path in sorted(
         path for package in ("formats", "metaserver", "commands") for path in (REPO / package).rglob("*.py")
     ):
@@ -145,7 +145,7 @@ def build_table_json(columns: int, snapshots: int) -> bytes:
 
 
 def load_metadata(document: bytes) -> TableMetadata:
-    """Return the decoded metadata, with the values that each request derives from it."""
+    """Decode metadata, and compute the derived values that it keeps: the schema's index and the snapshots by id."""
     # Each table has its own copy of the document, as after a read from the storage.
     metadata = decode_table(bytes(bytearray(document)), "t")
     assert metadata.current_schema.index

@@ -37,7 +37,7 @@ def permissive_umask() -> Iterator[None]:
 
 
 def make_table(server: Seamark) -> str:
-    """Create a table, and return the location of its metadata file."""
+    """Create a table, and return the path of its metadata file."""
     requests.post(f"{server.base_url}/v1/namespaces", json={"namespace": ["db"]}, timeout=30).raise_for_status()
     answer = requests.post(
         f"{server.base_url}/v1/namespaces/db/tables", json={"name": "t", "schema": SCHEMA}, timeout=30

@@ -40,7 +40,7 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 60) -> None:
 
 
 def start_post(server: Seamark, body: bytes) -> socket.socket:
-    """Send the head and the first five bytes of a POST, and wait until the server counts it.
+    """Send the headers of a POST and the first five bytes of its body, and wait until the server counts it.
 
     The request runs until the test sends the rest of the body on the returned socket.
     """

@@ -188,6 +188,8 @@ async def test_one_principal_has_at_most_half_of_the_watches(tmp_path: Path) -> 
 
 
 def test_quota_counts_each_amount_until_it_expires() -> None:
+    # The arguments of `add` are the holder of the amount, the current time, the end of the amount, and the amount.
+    # An amount may count up to 5 s longer, because its end is rounded up to a multiple of 5 s.
     quota = Quota(10)
     quota.add("a", 0, 100, 6)
     assert quota.has_room("a", 0, 4)

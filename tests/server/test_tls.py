@@ -42,11 +42,11 @@ class TlsServer:
         self.url = f"https://127.0.0.1:{port}"
 
     def has_logged(self, text: bytes) -> bool:
-        """Return True if each worker has logged the text."""
+        """Return True if the log contains the text at least as often as there are workers."""
         return self.log.read_bytes().count(text) >= self.workers
 
     def wait_until_logged(self, text: bytes) -> None:
-        """Wait until each worker has logged the text."""
+        """Wait until the log contains the text at least as often as there are workers."""
         deadline_s = time.monotonic() + 60  # Enough for a busy machine
         while not self.has_logged(text):
             assert self.process.running(), self.log.read_text()

@@ -24,7 +24,7 @@ from tests.services.nats import Nats, run_nats
 from tests.services.postgres import Postgres, postgres_server
 from tests.services.s3 import S3, run_s3
 from tests.services.seamark import Seamark
-from tests.support.migrated_database import copy_migrated_databases
+from tests.support.migrated_database import replace_database_creation_by_copies
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 def pytest_configure(config: pytest.Config) -> None:
     """Put the folders of `tmp_path` into memory, unless `--basetemp` or PYTEST_DEBUG_TEMPROOT names another folder.
 
-    Logs show plain tracebacks, because the default shows the variables of each frame in colours, which takes a second
-    of CPU time.
+    New databases are copies of a migrated database. Logs show plain tracebacks, because the default shows the variables
+    of each frame in colours, which takes a second of CPU time.
     """
     structlog.get_config()["processors"][-1].exception_formatter = structlog.dev.plain_traceback
-    copy_migrated_databases()
+    replace_database_creation_by_copies()
     folder = find_folder_in_memory()
     if folder and not config.getoption("basetemp") and not hasattr(config, "workerinput"):
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(folder))
@@ -75,7 +75,7 @@ def _restore_log_configuration() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
-    """Yield a PostgreSQL server with compose's configuration."""
+    """Yield a PostgreSQL server with the configuration of the Docker Compose setup."""
     with postgres_server() as server:
         yield server
 
@@ -177,8 +177,9 @@ def spark_catalog(spark: SparkSession) -> Callable[..., str]:
 
 @pytest.fixture
 def start_seamark(tmp_path: Path) -> Iterator[Callable[..., Seamark]]:
-    """Yield `start_seamark(name="seamark", **settings)`, which starts a `Seamark` in `tmp_path / name` until the test
-    ends.
+    """Yield a function that starts a `Seamark` until the test ends.
+
+    `start_seamark(name="seamark", **settings)` starts it in the folder `tmp_path / name`.
     """
     with ExitStack() as stack:
 

@@ -195,7 +195,11 @@ def _serve(control: socket.socket) -> dict[str, object] | None:
 
 
 def reap_children(children: dict[int, int]) -> None:
-    """Send the exit codes of ended children to their callers. `children` has the pipe of each child, by its id."""
+    """Send the exit codes of ended children to their callers.
+
+    Args:
+        children: The pipe for the exit code of each child, by its process id. Ended children are removed.
+    """
     while children:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if not pid:
@@ -207,7 +211,14 @@ def reap_children(children: dict[int, int]) -> None:
 
 
 def run_program(argv: list[str], env: dict[str, str], cwd: str, umask: int) -> None:
-    """Become the requested process: set its environment, folder and umask, and run its module or script."""
+    """Become the requested process: set its environment, folder and umask, and run its module or script.
+
+    Args:
+        argv: `PYTHON -m MODULE …` or `SCRIPT …`.
+        env: The environment of the process.
+        cwd: The folder of the process.
+        umask: The umask of the process.
+    """
     os.umask(umask)
     os.chdir(cwd)
     os.environ.clear()
@@ -283,7 +294,7 @@ def main() -> None:
     for name in MODULES:
         importlib.import_module(name)
     migrated_database = importlib.import_module("tests.support.migrated_database")
-    migrated_database.copy_migrated_databases()
+    migrated_database.replace_database_creation_by_copies()
     gc.collect()
     gc.freeze()  # A garbage collection in a child would copy all pages.
     request = _serve(socket.socket(fileno=int(sys.argv[1])))

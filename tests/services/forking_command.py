@@ -41,7 +41,7 @@ sys.exit(code)
 
 @contextlib.contextmanager
 def install_forking_command(folder: Path) -> Iterator[None]:
-    """Write a program `seamark` to `folder`, which asks this process to run the command in a forked process.
+    """Write a program `seamark` to `folder`. The program asks this process to run the command in a forked process.
 
     The fork has imported all modules already, so a command starts fast. At the end of the context, commands that still
     run are killed.
@@ -80,7 +80,10 @@ def _accept(listener: socket.socket, process_ids: set[int]) -> None:
 
 
 def _serve_request(connection: socket.socket, process_ids: set[int]) -> None:
-    """Start the requested process, and send its id and later its exit code. End it if the caller ends."""
+    """Start the requested process, and send its id and later its exit code.
+
+    Kill the process if the caller disconnects earlier.
+    """
     with connection:
         message, outputs, _, _ = socket.recv_fds(connection, _MESSAGE_BYTES, maxfds=2)
         request = json.loads(message)
@@ -90,7 +93,9 @@ def _serve_request(connection: socket.socket, process_ids: set[int]) -> None:
         process_ids.add(process.pid)
         connection.send(str(process.pid).encode())
         # The caller may have been killed, for example because its server did not end in time.
-        threading.Thread(target=_end_with, args=(connection, process.pid, process_ids), daemon=True).start()
+        threading.Thread(
+            target=_kill_when_caller_disconnects, args=(connection, process.pid, process_ids), daemon=True
+        ).start()
         code = process.wait()
         process_ids.discard(process.pid)
         with contextlib.suppress(OSError):
@@ -113,7 +118,7 @@ def _start(request: dict[str, object], output: int, errors: int) -> ForkedProces
     )
 
 
-def _end_with(connection: socket.socket, pid: int, process_ids: set[int]) -> None:
+def _kill_when_caller_disconnects(connection: socket.socket, pid: int, process_ids: set[int]) -> None:
     """Wait until the caller closes the connection, and then kill the process if it still runs."""
     with contextlib.suppress(OSError):
         connection.recv(1)

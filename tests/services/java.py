@@ -33,9 +33,12 @@ verification takes a fifth of the CPU time of a start of Trino.
 
 
 def find_java_17() -> str:
-    """Return the path of the program java from JAVA_HOME, or from PATH.
+    """Return the path of the program java in JAVA_HOME, or in PATH if JAVA_HOME is not set.
 
-    The tests need version 17 or newer. The version is not checked.
+    It should have version 17 or newer, but the version is not checked.
+
+    Raises:
+        ServiceFailed: There is no program java.
     """
     home = os.environ.get("JAVA_HOME")
     java_path = str(Path(home) / "bin" / "java") if home else shutil.which("java")
@@ -45,9 +48,13 @@ def find_java_17() -> str:
 
 
 def compile_java(source: Path, classpath: Sequence[str]) -> Path:
-    """Return the folder with the classes of `source`. Compile again if the source or the first jar has changed.
+    """Return the folder with the classes of `source`, and compile them if they are missing.
 
-    If two processes compile at the same time, both succeed.
+    Compile again if the source or the name of the first jar has changed. If two processes compile at the same time,
+    both succeed.
+
+    Raises:
+        ServiceFailed: There is no compiler, or the source does not compile.
     """
     stamp = f"{source.stat().st_mtime_ns}-{Path(classpath[0]).stem}"
     folder = CACHE / "java-classes" / source.stem / stamp

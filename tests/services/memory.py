@@ -15,6 +15,6 @@ FREE_MIN_BYTES = 8 << 30
 
 
 def find_folder_in_memory() -> Path | None:
-    """Return a folder in memory, or None if the machine has no file system in memory with enough space."""
+    """Return the folder in memory, or None if it is not writable or has less than `FREE_MIN_BYTES` of free space."""
     is_large = os.access(SHARED_MEMORY, os.W_OK) and shutil.disk_usage(SHARED_MEMORY).free >= FREE_MIN_BYTES
     return SHARED_MEMORY if is_large else None

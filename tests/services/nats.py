@@ -32,7 +32,7 @@ class Nats:
 
 @contextmanager
 def run_nats(folder: Path, *arguments: str) -> Iterator[Nats]:
-    """Start a server, and yield it.
+    """Start a NATS server, and yield it.
 
     Its files are below `folder`. `arguments` are additional arguments of the command.
     """

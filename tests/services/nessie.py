@@ -17,12 +17,15 @@ _KEYS = "store-keys"
 
 @contextmanager
 def run_nessie_server(s3: S3, location: str, *, log: Path) -> Iterator[str]:
-    """Run Nessie with one warehouse, and yield the URI of its REST catalog.
+    """Run Nessie with one warehouse, and yield the URI of its REST catalog. Install Nessie if it is missing.
 
     Args:
         s3: The store of the warehouse.
         location: The location of the warehouse, such as s3://bucket/nessie.
         log: The file of its output.
+
+    Raises:
+        ServiceFailed: There is no JDK for Nessie.
     """
     subprocess.run(["make", "-s", "nessie"], cwd=REPO, check=True)
     program = next((CACHE / "nessie").glob("nessie-quarkus-*-runner.jar"))

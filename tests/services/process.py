@@ -96,6 +96,15 @@ class ManagedProcess:
         cwd: Path | None = None,
         forked: bool = False,
     ) -> None:
+        """Store the command. It does not start yet.
+
+        Args:
+            argv: The command and its arguments.
+            log: The file for both output streams.
+            env: Variables in addition to those of this process.
+            cwd: The folder of the process.
+            forked: If True, the fork server starts the process, which is faster for Seamark's server.
+        """
         self.argv = list(argv)
         self.log = log
         self._env = {**os.environ, **(env or {})}
@@ -117,7 +126,8 @@ class ManagedProcess:
         """Start the child, and return when `is_ready()` is True.
 
         Raises:
-            ServiceFailed: The child was not ready in time. The message has the end of its log.
+            ServiceFailed: The child ended before it was ready, or was not ready in time. The message has the end of its
+                log.
         """
         with self.log.open("ab") as log_file:
             self._child = fork(self.argv, self._env, self._cwd, log_file.fileno()) if self._is_forked else None
@@ -145,7 +155,11 @@ class ManagedProcess:
     def wait(self, timeout_s: float) -> int:
         """Wait for the end of the child for at most `timeout_s` seconds, and return its exit code.
 
-        Then kill the processes of its group that still run.
+        After its end, kill the processes of its group that still run.
+
+        Raises:
+            ServiceFailed: The child was never started.
+            subprocess.TimeoutExpired: The child still runs. Nothing is killed.
         """
         if self._child is None:
             raise ServiceFailed(f"{self.argv[0]} is not running")
@@ -157,7 +171,7 @@ class ManagedProcess:
     def stop(self, *, first: int = signal.SIGTERM, grace_s: float = 15.0) -> int | None:
         """End the process group with the signal `first`, and with SIGKILL if it still exists after `grace_s` seconds.
 
-        Return the exit code.
+        Return the exit code, or None if the child was never started.
         """
         if self._child is None:
             return None

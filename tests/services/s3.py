@@ -168,9 +168,10 @@ def _build_s3proxy(root: Path, port: int, settings: dict[str, str], log: Path) -
 def run_s3(folder: Path, *, keep_alive: bool = False, has_users: bool = False) -> Iterator[S3]:
     """Start an S3 server, and yield it. Its objects are below `folder`.
 
-    Create buckets with `create_bucket()`.
+    The server is versitygw, or S3Proxy if versitygw is not installed. Create buckets with `create_bucket()`.
 
     Args:
+        folder: The folder of the objects, the log and the users.
         keep_alive: Versitygw keeps connections open, like stores in the cloud. By default it does not.
         has_users: Versitygw accepts the keys of users that `manage_users` creates and deletes.
     """

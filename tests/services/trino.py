@@ -133,12 +133,13 @@ def _write_catalogs(
     *,
     by_name: bool,
 ) -> Path:
-    """Write compose's catalog, and catalogs that differ from it only in their name and the server's address.
+    """Write the catalog of the Docker Compose setup, and further catalogs with changed properties.
 
     Args:
+        more_catalogs: The URIs of further servers, by the names of their catalogs.
         extra: Properties that replace those of all catalogs.
         changed_catalogs: Further catalogs, with the properties that replace those of the first one.
-        by_name: If True, each catalog has a twin `{name}_by_name` without `X-Seamark-Plans`.
+        by_name: If True, each catalog has a twin `{name}_by_name` without the HTTP header `X-Seamark-Plans`.
     """
     catalogs = folder / "catalog"
     shutil.copytree(ETC / "catalog", catalogs)

@@ -66,7 +66,7 @@ def open_trino_lake(folder: Path, s3: S3, properties: Mapping[str, str]) -> Iter
 
 
 def create_self_signed(folder: Path) -> tuple[Path, Path]:
-    """Return a self-signed certificate for this machine, and its key."""
+    """Write a self-signed certificate for this machine, and its key. Return the paths of both files."""
     certificate, key = folder / "certificate.pem", folder / "key.pem"
     key_options = [
         "-newkey",

@@ -130,14 +130,22 @@ class StoreMachine(RuleBasedStateMachine):
         self.transact(operations.RenameEntry(entry.kind, entry.namespace, entry.name, destination, name))
 
     @precondition(lambda self: self.model.relations or self.model.functions)
-    @rule(data=st.data(), kept_ms=st.sampled_from([None, 0, 10, 1000]), expected=st.sampled_from(["", "right", "no"]))
-    def drop(self, data: st.DataObject, kept_ms: int | None, expected: str) -> None:
+    @rule(
+        data=st.data(),
+        kept_ms=st.sampled_from([None, 0, 10, 1000]),
+        expectation=st.sampled_from(["none", "right", "wrong"]),
+    )
+    def drop(self, data: st.DataObject, kept_ms: int | None, expectation: str) -> None:
+        """Drop an entry. The request may name the right or a wrong metadata location that it expects.
+
+        With `kept_ms`, the store keeps a record of the dropped entry for this time.
+        """
         entry = self._draw_entry(data)
         keep = None
         if kept_ms is not None:
             now = self.clock.now_ms()
             keep = DroppedEntry(self.create_name("d"), entry, data.draw(st.booleans()), now, now + kept_ms, "ann")
-        location = {"": None, "right": entry.metadata_location, "no": "elsewhere"}[expected]
+        location = {"none": None, "right": entry.metadata_location, "wrong": "elsewhere"}[expectation]
         self.transact(operations.DropEntry(entry.kind, entry.namespace, entry.name, location, keep))
 
     @precondition(lambda self: self.model.dropped)
@@ -162,8 +170,8 @@ class StoreMachine(RuleBasedStateMachine):
         now = self.clock.now_ms()
         changes: list[Any] = [operations.AdvanceProducer(entry.uuid, producer, sequence, self.name_count, now)]
         if swapped:
-            names = (entry.kind, entry.namespace, entry.name, entry.uuid, entry.metadata_location)
-            changes.insert(0, operations.SwapPointer(*names, self.create_name("file:///"), now))
+            pointer_fields = (entry.kind, entry.namespace, entry.name, entry.uuid, entry.metadata_location)
+            changes.insert(0, operations.SwapPointer(*pointer_fields, self.create_name("file:///"), now))
         self.transact(*changes)
 
     @precondition(lambda self: self.model.dropped)
@@ -182,7 +190,7 @@ class StoreMachine(RuleBasedStateMachine):
         """Move an instant to `state`. The request names its current state or, perhaps wrongly, `other_state`."""
         instant_id = data.draw(st.sampled_from(list(self.model.instants)))
         current_state = self.model.instants[instant_id]
-        # A finished instant is not moved, because the store does not check this.
+        # The store does not check that an instant is unfinished, so this rule moves only unfinished instants.
         if current_state in (InstantState.REQUESTED, InstantState.INFLIGHT):
             self.transact(
                 operations.MoveInstant(

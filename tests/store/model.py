@@ -17,7 +17,7 @@ from seamark.metaserver.store.model import DroppedEntry, Entry, EntryKind, Names
 
 
 class ModelError(Exception):
-    """An error with the kind that the store must raise."""
+    """The model refuses an operation. The argument is the kind of error that the store must raise."""
 
 
 @dataclass

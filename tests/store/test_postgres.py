@@ -46,7 +46,10 @@ def contract_database(postgres: Postgres) -> Iterator[str]:
 class TestPostgres(PointerStoreContract):
     @pytest.fixture
     def url(self, postgres: Postgres, contract_database: str) -> Iterator[str]:
-        """Yield a database whose tables are empty, because each creation of the schema takes 0.1 s."""
+        """Yield a database whose tables are empty.
+
+        All tests use the same database, because each creation of the schema takes 0.1 s.
+        """
         yield contract_database
         postgres.delete_rows(
             contract_database, SINGLE_ROWS, replacement_sql="UPDATE catalog_state SET id = '', closed = 0"

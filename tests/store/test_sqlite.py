@@ -428,7 +428,7 @@ _FULL_DISK_SCRIPT = """
 
 
 def test_full_disk_fails_commits_clearly_and_the_store_continues(path: Path) -> None:
-    # A limit on the file size simulates a full disk, because the write fails in the same call.
+    # A limit on the file size simulates a full disk. In both cases, the same system call fails.
     result = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(_FULL_DISK_SCRIPT), str(path)],
         capture_output=True,

@@ -70,6 +70,11 @@ class OpeningProcess:
         )
 
     async def load(self, uuid: str) -> tuple[Entry, TableMetadata]:
+        """Return the UUID in place of the entry, which `TableOpenings` only passes to `open_table`.
+
+        Raises:
+            RetryLater: This is one of the first `failure_count` calls.
+        """
         self.attempt_count += 1
         if self.attempt_count <= self.failure_count:
             raise RetryLater("the storage is busy")
@@ -101,7 +106,7 @@ async def log(clock: SimulatedClock) -> AsyncIterator[MemoryLog]:
 
 
 def build_owners(clock: SimulatedClock, *, as_owner: bool) -> StreamOwners:
-    """Return the view of one of two live processes on the owners of tables.
+    """Return the object with which one of two live processes finds the owners of tables.
 
     With `as_owner`, it is the process that owns the table, otherwise the other process.
     """

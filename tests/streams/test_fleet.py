@@ -59,7 +59,7 @@ async def fleet(kafka: Kafka, postgres_url: str, tmp_path: Path) -> AsyncIterato
 
 
 async def _list_tables(fleet: list[StreamServer]) -> list[StreamTable]:
-    """Return the open table of each server."""
+    """Open the table `db.t` on each server, and return the open tables."""
     tables = []
     for stream in fleet:
         entry = await stream.server.components.catalog.tables.load_entry(("db",), "t")
@@ -248,7 +248,7 @@ async def test_gate_of_a_server_that_stopped_is_opened_by_another_server(
 
 @pytest.mark.slow
 async def test_gate_of_a_purged_table_without_rows_is_removed(fleet: list[StreamServer]) -> None:
-    """The log stores a gate for each stream whose table was changed. It stops appends during such a change."""
+    """The log stores a gate for each stream whose table was changed. A gate stops appends during a change."""
     components = fleet[0].server.components
     entry = await components.catalog.tables.load_entry(("db",), "t")
     updates = make_schema_updates([(1, "id", "long", False), (9, "age", "int", True)], [])
@@ -315,9 +315,11 @@ async def test_a_removal_that_is_repeated_at_another_server_does_not_flush_again
     flushed_id = (await asyncio.to_thread(first_server.catalog.load_table, "db.t")).metadata.current_snapshot_id
     await first_server.post({"id": 3})
     assert not await prepare_removal(second_server, flushed_id)
-    assert await prepare_removal(first_server, flushed_id)  # Only one commit may omit the flush.
+    # Only one commit that has read this snapshot may omit the flush, and the second server has prepared it.
+    assert await prepare_removal(first_server, flushed_id)
     flushed_id = (await asyncio.to_thread(first_server.catalog.load_table, "db.t")).metadata.current_snapshot_id
-    assert not await prepare_removal(first_server, flushed_id)  # No row waits, so this commit may omit the flush.
+    # This is the one commit after the new snapshot that may omit the flush. No row waits now.
+    assert not await prepare_removal(first_server, flushed_id)
     await first_server.post({"id": 4})
     assert await prepare_removal(first_server, flushed_id)
 

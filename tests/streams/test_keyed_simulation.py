@@ -96,8 +96,8 @@ def order_fresh_parts_backwards(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StreamTable, "get_fresh_rows", reverse)
 
 
-def locate_rows_in_earlier_metadata(patch: pytest.MonkeyPatch) -> None:
-    """Compute the deletes of a plan for the files of earlier metadata of the table than the plan has loaded."""
+def plan_deletes_with_earlier_metadata(patch: pytest.MonkeyPatch) -> None:
+    """Let a plan compute its deletes for the files in the metadata of the previous call, not of its own metadata."""
     store = StreamTable.store_deletes
     earlier_metadata: dict[StreamTable, object] = {}
 
@@ -109,7 +109,10 @@ def locate_rows_in_earlier_metadata(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_the_last_append(patch: pytest.MonkeyPatch) -> None:
-    """Make each file that is written for a range of offsets omit the last append of the range."""
+    """Make each file that is written for a range of offsets omit the last append of the range.
+
+    A single append stays.
+    """
     read_slices = StreamTable._read_slices
 
     def omit_last_slice(table: StreamTable, *args):
@@ -124,7 +127,7 @@ MUTATIONS: list[tuple[Callable[[pytest.MonkeyPatch], None], str, int]] = [
     (commit_deletes_of_an_older_version, "a key has several rows|not the replay", 1),
     (take_earlier_rows_for_later_ones, "not the replay", 1),
     (order_fresh_parts_backwards, "not the replay", 1),
-    (locate_rows_in_earlier_metadata, "a key has several rows|not the replay|which is not in it", 1),
+    (plan_deletes_with_earlier_metadata, "a key has several rows|not the replay|which is not in it", 1),
     (forget_the_last_append, "not the replay", 1),
 ]
 """For each mutation: the function that breaks the product, the message of the simulation, and the first seed to try."""

@@ -427,7 +427,7 @@ async def test_random_changes_equal_a_dictionary(tmp_path: Path, seed: int) -> N
 
 
 @pytest.mark.slow
-async def test_flush_needs_no_second_thread_of_the_event_loop(
+async def test_flush_needs_only_one_thread_of_the_default_executor(
     stream: StreamServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await stream.post({"id": 1, "name": "a"})

@@ -34,4 +34,4 @@ async def test_read_reserves_memory_for_its_rows() -> None:
     async with open_memory_log(SystemClock()) as log:
         await log.append({Shard("t", 0): Batch(1, bytes(1_000))})
         with pytest.raises(RetryLater, match="1000 bytes"):
-            await read_log(log, "t", {0: (0, 1)}, limit_bytes=1, keep=refuse)
+            await read_log(log, "t", {0: (0, 1)}, limit_bytes=1, count_bytes=refuse)

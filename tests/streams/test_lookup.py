@@ -59,7 +59,7 @@ async def test_copy_is_loaded_after_a_lost_connection_and_several_deletes(
             await asyncio.to_thread(copy.close)
 
 
-async def test_copy_fails_with_too_many_keys_or_without_its_table(tmp_path: Path) -> None:
+async def test_lookup_table_fails_with_too_many_keys_or_without_its_table(tmp_path: Path) -> None:
     async with open_stream_server(tmp_path) as stream:
         await create_stream_table(stream)
         client = SeamarkClient(stream.server.url)

@@ -130,7 +130,7 @@ class PositionModel:
             self.commit("append", self.rng.sample(rows, len(rows)), ranges)
 
     def rebuild(self) -> None:
-        """Give the table a new log in which its offsets begin at 0 again."""
+        """Flush all rows, and give the table a new log in which its offsets begin at 0 again."""
         self.flush(share=1.0)
         self.log = {shard: [] for shard in self.log}
         self.starts, self.flushed_offsets = dict.fromkeys(self.log, 0), dict.fromkeys(self.log, 0)
@@ -174,7 +174,10 @@ class TokenReader:
     failure: str = ""
 
     def read(self, model: PositionModel, steps_max: int) -> bool:
-        """Read at most `steps_max` steps. Return True if the reader has reached the end of the rows."""
+        """Read at most `steps_max` steps. Return True if the reader has reached the end of the rows or has failed.
+
+        After a failure, `failure` has its message.
+        """
         for _ in range(steps_max):
             try:
                 step = choose_next_step(parse_position(self.token, UUID), model.make_table())

@@ -177,7 +177,7 @@ async def test_a_waiting_reader_gets_the_first_row_that_is_ever_appended(
         assert pa.ipc.open_stream(await answer.read()).read_all().column("id").to_pylist() == [2]
 
 
-async def test_removals_are_refused_or_skipped_and_compactions_return_nothing(stream: StreamServer) -> None:
+async def test_removals_are_refused_or_skipped(stream: StreamServer) -> None:
     client = SeamarkClient(stream.server.url)
     await append_batch(stream, 1)
     await append_batch(stream, 2)

@@ -148,7 +148,7 @@ async def test_last_rows_of_a_writer_are_flushed_without_further_writes(stream: 
 
 @pytest.mark.slow
 async def test_idle_shards_delay_neither_flushes_nor_readers(tmp_path: Path) -> None:
-    """apache/iceberg#17811: idle tasks stall every commit."""
+    """In apache/iceberg#17811, idle tasks delayed every commit. Here, empty shards are the idle parts."""
     async with open_stream_server(tmp_path) as stream:
         await create_stream_table(stream, properties={SHARDS: "8"})
         for number in range(3):
@@ -161,7 +161,7 @@ async def test_idle_shards_delay_neither_flushes_nor_readers(tmp_path: Path) -> 
 
 
 async def test_first_flush_keeps_existing_rows_of_the_table(tmp_path: Path) -> None:
-    """apache/iceberg#13536: the first commit ignores rows that the table already had."""
+    """In apache/iceberg#13536, the first commit ignored rows that the table already had."""
     async with open_stream_server(tmp_path) as stream:
         await asyncio.to_thread(stream.catalog.create_table, "db.t", SCHEMA)
         await append_batch(stream, 1, 2)
@@ -206,7 +206,7 @@ async def test_flush_begins_when_the_oldest_row_reaches_the_interval(
 async def test_tables_whose_storage_hangs_delay_no_other_table(
     stream: StreamServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """apache/fluss#3259 and apache/fluss#4372: one slow table blocks all others."""
+    """In apache/fluss#3259 and apache/fluss#4372, one slow table blocked all others."""
     slow_uuids, is_released, waiting_uuids = set[str](), asyncio.Event(), set[str]()
     store = StreamTable._create
 

@@ -536,8 +536,9 @@ async def test_bodies_are_refused_if_they_are_too_large_or_the_table_is_paused_o
         body = json.dumps([{"id": 1, "name": "x" * 300_000}]).encode()
         refused_sends = [asyncio.create_task(stream.send_and_read_error(yield_body(body))) for _ in range(3)]
         refused_sends.append(asyncio.create_task(stream.send_and_read_error(body)))
+        # Now the server has not yet received one body, and three bodies wait for memory.
         await until(lambda: (streams.body_room.unreceived_body_count, streams.body_room.waiter_count) == (1, 3))
-        # The bodies would take more than a quarter of 4 MiB.
+        # Waiting bodies may use a quarter of `bodies_memory_bytes`, and a further body would exceed this size.
         status, message = await stream.send_and_read_error(yield_body(body))
         assert (status, "(stream_memory_bytes)" in message) == (429, True), message
         async with stream.server.http.post(
@@ -598,7 +599,7 @@ async def test_drop_hides_unflushed_rows_and_undrop_restores_them(stream: Stream
 
 
 def _mark_flushes_as_due(stream: StreamServer) -> bool:
-    """Make each table due for a flush. Return True, so that a condition can repeat this."""
+    """Make each table due for a flush. Always return True, so that a condition of `until` can call this each time."""
     for state in stream.server.components.streams._flushes.values():
         state.is_due = True
     return True
@@ -826,11 +827,11 @@ async def test_a_plan_in_pages_keeps_each_fresh_file_after_a_flush(tmp_path: Pat
 
 async def test_state_of_a_stream_reports_its_unflushed_rows(stream: StreamServer) -> None:
     path = "/api/v1/tables/db/t/stream"
-    assert (await stream.server.get(path))[0] == 400
+    assert (await stream.server.get(path))[0] == 400  # The table has no stream before its first row.
     await stream.post({"id": 1}, {"id": 2})
     await stream.flush()
     await stream.post({"id": 3})
-    await stream.ids()
+    await stream.ids()  # A read writes the unflushed row to a fresh file.
     status, state = await stream.server.get(path)
     assert (status, state["shards"]) == (200, [{"shard": 0, "flushed": 2, "durable": 3}])
     assert (state["waiting-rows"], state["fresh-files"], state["waiting-bytes"] > 0) == (1, 1, True)

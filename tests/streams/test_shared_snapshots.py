@@ -88,8 +88,8 @@ async def test_files_of_a_fresh_snapshot_outlive_the_time_in_its_record(
 ) -> None:
     """A fresh snapshot is the current snapshot with files of rows that are not flushed yet.
 
-    Its signed record, which other servers read, has a time. Until then, a plan at another server may name the snapshot,
-    and its query may run for the retention.
+    Other servers read its signed record, which contains an end time. Until this time, a plan at another server may name
+    the snapshot. After such a plan, the query may still run for `retention_s`.
     """
     retention_s = 100
     async with open_stream_server(tmp_path, stream_fresh_retention_s=retention_s) as stream:

@@ -96,7 +96,7 @@ def accept_appends_in_any_order(patch: pytest.MonkeyPatch) -> None:
     def accept(group: Group, producer):
         summary = group._find_producer(producer.name)
         appends = summary.appends if summary is not None else ()
-        return next((append.acknowledge() for append in appends if append.sequence == producer.sequence), None)
+        return next((append.make_acknowledgement() for append in appends if append.sequence == producer.sequence), None)
 
     patch.setattr(Group, "_check_sequence", accept)
 
@@ -118,23 +118,26 @@ def flush_without_comparing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SimulatedCatalog, "commit", commit_without_comparing)
 
 
-def serve_rows_of_the_last_process_without_a_sync(patch: pytest.MonkeyPatch) -> None:
-    """After a crash, return rows that are only in the kernel's memory."""
+def recover_the_last_segment_without_a_sync(patch: pytest.MonkeyPatch) -> None:
+    """Omit the sync in the recovery after a crash, so that rows are served that are only in the kernel's memory."""
     recover_last_segment = recovery._recover_last_segment
 
-    def recover(files, segments_, state, segment_bytes):
-        patch_ = pytest.MonkeyPatch()
-        patch_.setattr(OpenSimulatedFile, "sync", lambda file: None)
+    def recover(files, segment_files, state, segment_bytes):
+        sync_patch = pytest.MonkeyPatch()
+        sync_patch.setattr(OpenSimulatedFile, "sync", lambda file: None)
         try:
-            return recover_last_segment(files, segments_, state, segment_bytes)
+            return recover_last_segment(files, segment_files, state, segment_bytes)
         finally:
-            patch_.undo()
+            sync_patch.undo()
 
     patch.setattr(recovery, "_recover_last_segment", recover)
 
 
 def combine_old_files_with_new_offsets(patch: pytest.MonkeyPatch) -> None:
-    """Give a reader the files from before a flush, and from the log only the rows that are not flushed after it."""
+    """Let a reader combine the files from before a flush with the rows that are in the log after the flush.
+
+    The reader then misses the flushed rows.
+    """
     patch.setattr(
         StreamTable, "_advance_to_reader", lambda table, flushed_offsets: table._drop_flushed(flushed_offsets)
     )
@@ -201,7 +204,7 @@ def treat_all_rows_as_released(patch: pytest.MonkeyPatch) -> None:
 
 
 def let_servers_plan_with_an_old_journal(patch: pytest.MonkeyPatch) -> None:
-    """Let servers plan without reading the journal, which states the appended rows, up to its end."""
+    """Let servers plan before they have read the whole journal. The journal contains the offsets of appended rows."""
 
     async def skip_sync(log: KafkaLog) -> None:
         pass
@@ -311,7 +314,7 @@ MUTATIONS: list[tuple[Callable[[pytest.MonkeyPatch], None], str, bool, int]] = [
     (flush_without_comparing, "twice", True, 5),
     (accept_appends_in_any_order, "out of order|invariant", True, 1),
     (combine_old_files_with_new_offsets, "acknowledged rows are lost|went back", True, 3),
-    (serve_rows_of_the_last_process_without_a_sync, "beyond the watermark|went back|rows are damaged", False, 233),
+    (recover_the_last_segment_without_a_sync, "beyond the watermark|went back|rows are damaged", False, 233),
     (read_shards_at_different_moments, "only a part of an append|acknowledged rows are lost", False, 1),
     (store_shards_apart, "only a part of an append", False, 351),
     (let_servers_plan_with_an_old_journal, "acknowledged rows are lost|went back", True, 17),

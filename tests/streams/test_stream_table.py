@@ -109,7 +109,7 @@ async def test_a_flush_with_an_unknown_outcome_loses_and_repeats_no_row(outcome:
         table = world.open()
         await table.append({0: build_batch(1, 2)})
         await world.read(table)
-        world.fails = [outcome]
+        world.scripted_outcomes = [outcome]
         with pytest.raises(CommitUnknown):
             await table.flush()
         assert await world.read(table) == [1, 2]
@@ -124,6 +124,7 @@ async def test_fresh_files_stay_few_and_replaced_files_are_deleted() -> None:
             await table.append({0: build_batch(number)})
             assert await world.read(table) == list(range(number + 1))
             table.check_invariants()
+        # A new file replaces earlier files of at most twice its rows, so few of 100 files remain.
         assert len(table.list_fresh_files()) <= 8
         await table.clean()
         assert len(world.objects) == len(table.list_fresh_files())
@@ -170,7 +171,7 @@ async def test_readers_get_each_row_once_in_order_with_random_writers_owners_and
 
         async def flush(table: StreamTable) -> None:
             if rng.random() < 0.3:
-                world.fails.append(rng.choice(["refused", "lost", "found"]))
+                world.scripted_outcomes.append(rng.choice(["refused", "lost", "found"]))
             with suppress(*FLUSH_FAILS):
                 await table.flush()
 
@@ -183,7 +184,7 @@ async def test_readers_get_each_row_once_in_order_with_random_writers_owners_and
             await asyncio.gather(*steps)
             for owner in owners:
                 owner.check_invariants()
-        world.fails.clear()
+        world.scripted_outcomes.clear()
         while True:
             with suppress(*FLUSH_FAILS):
                 await owners[0].flush()

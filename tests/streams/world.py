@@ -56,7 +56,7 @@ class StreamWorld:
         self.files: tuple[str, ...] = ()
         self.flushed = dict.fromkeys(range(shards), 0)
         self.busy_chance = 0.0
-        self.fails: list[str] = []
+        self.scripted_outcomes: list[str] = []
         """The faults of the next commits, the last fault first.
         `refused` is a conflict. `lost` and `found` are unknown outcomes: the commit failed, or it succeeded.
         """
@@ -108,8 +108,13 @@ class StreamWorld:
         ranges: Sequence[FlushedRange],
         index_files: Sequence[EncodedIndexFile] = (),
     ) -> None:
-        """Record the files and ranges unless the next scripted outcome is a refusal or a loss."""
-        outcome = self.fails.pop() if self.fails else ""
+        """Record the files and ranges unless the next scripted outcome is `refused` or `lost`.
+
+        Raises:
+            CommitConflict: The outcome is `refused`, or a range does not begin at the flushed offset of its shard.
+            CommitUnknown: The outcome is another text, for example `lost`.
+        """
+        outcome = self.scripted_outcomes.pop() if self.scripted_outcomes else ""
         if outcome == "refused" or any(self.flushed[moved_range.shard] != moved_range.start for moved_range in ranges):
             raise CommitConflict("another flush has moved the offsets")
         if outcome != "lost":

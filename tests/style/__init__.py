@@ -1,1 +1,1 @@
-"""Rules of style that `make lint` checks: the shape of files, names, and the words of texts."""
+"""Rules of style that `make lint` checks: the layout of files, names, and the words of texts."""

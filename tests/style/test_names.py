@@ -101,7 +101,7 @@ def list_functions_without_verb(source: str) -> Iterator[str]:
 
 
 def list_bare_limits(source: str) -> Iterator[str]:
-    """Yield the constants of a module that have a number, and whose names do not say what they limit."""
+    """Yield `line: name` for each constant of a module that has a literal, and whose name matches `BARE_LIMIT`."""
     for node in ast.parse(source).body:
         if isinstance(node, ast.Assign) and any(isinstance(part, ast.Constant) for part in ast.walk(node.value)):
             for target in node.targets:

@@ -72,6 +72,7 @@ def _is_orphan_task(node: ast.AST) -> bool:
         return called_function.id in ("create_task", "ensure_future")
     if not (isinstance(called_function, ast.Attribute) and called_function.attr in ("create_task", "ensure_future")):
         return False
+    # A call is probably `asyncio.get_running_loop()`, so its result counts as a loop.
     return isinstance(called_function.value, ast.Name | ast.Call) and _describe_owner(called_function.value) in (
         "asyncio",
         "loop",
@@ -91,7 +92,7 @@ def _is_type_examination(call: ast.Call) -> bool:
 
 
 def _describe_owner(node: ast.expr) -> str:
-    """Return the name that the node is, or `call` for a call such as `asyncio.get_running_loop()`."""
+    """Return the name that the node is, or `call` for other nodes, such as `asyncio.get_running_loop()`."""
     return node.id if isinstance(node, ast.Name) else "call"
 
 

@@ -39,7 +39,7 @@ def read_rules(text: str) -> list[Rule]:
 
 
 def find_banned(text: str, rules: list[Rule]) -> Iterator[str]:
-    """Yield `line: "words": write …` for each match. Phrases are also found across line breaks."""
+    """Yield `line: 'words': write …` for each match. Phrases are also found across line breaks."""
     prose = _LINK_TARGET.sub("]()", _CODE.sub(_blank_out, text))
     for rule in rules:
         for match in rule.pattern.finditer(prose):

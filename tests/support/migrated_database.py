@@ -17,7 +17,7 @@ from seamark.metaserver.store.sql import sqlite
 _create_empty_database = sqlite.create_private_database
 
 
-def copy_migrated_databases() -> None:
+def replace_database_creation_by_copies() -> None:
     """Let stores of this process create each new database as a copy of a migrated one."""
     vars(sqlite)["create_private_database"] = _create_migrated_database
 
@@ -37,7 +37,7 @@ def create_empty_databases() -> Iterator[None]:
 
 
 def _create_migrated_database(path: Path) -> None:
-    """Copy the migrated database to `path`, unless a file exists, and let the original function open it."""
+    """Copy the migrated database to `path`, unless a file exists, and open it with `_create_empty_database`."""
     if not os.path.lexists(path):
         descriptor, name = tempfile.mkstemp(dir=path.parent)
         with open(descriptor, "wb") as file:

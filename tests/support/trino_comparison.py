@@ -51,7 +51,14 @@ _SSB = {
 
 @dataclass
 class StatementResult:
-    """The result of a statement: its rows with the number of times that each occurs, or the name of an error."""
+    """The result of a statement: its rows, or an error.
+
+    Attributes:
+        rows: The number of times that each row occurs, by the row as text.
+        columns: The name and the type of each column.
+        changed_rows: The row count that Trino reports for a statement with an update type, otherwise None.
+        error: The name of the error, or an empty text.
+    """
 
     rows: Counter[str] = field(default_factory=Counter)
     columns: list[tuple[str, str]] = field(default_factory=list)

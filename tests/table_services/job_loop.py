@@ -21,11 +21,11 @@ from seamark.connector.write.compaction import CompactionPolicy, compact
 TARGET_BYTES = 3000
 
 
-def run_jobs(kind: str, url: str, table: str, log: str, readable_ms: int, yields: bool) -> None:
+def run_jobs(kind: str, url: str, table: str, log: str, min_age_ms: int, yields: bool) -> None:
     """Run jobs until the process is killed. Append [kind, counts] of each job to the file `log`.
 
     Args:
-        readable_ms: The minimum age of snapshots that expire.
+        min_age_ms: The minimum age of snapshots that expire, in milliseconds.
         yields: If True, rewrites run one at a time, and omit files that writers will probably replace, as in the
         server.
     """
@@ -48,7 +48,7 @@ def run_jobs(kind: str, url: str, table: str, log: str, readable_ms: int, yields
                 counts = {"commits": report.commits, "conflicts": report.conflicts, "rows_deleted": report.rows_deleted}
                 counts |= {"bytes_read": report.bytes_read, "bytes_wasted": report.bytes_wasted, **report.wasted_by}
             elif kind == "expiration":
-                limit_ms = time.time_ns() // 1_000_000 - readable_ms
+                limit_ms = time.time_ns() // 1_000_000 - min_age_ms
                 totals = expire(client, table, older_than_ms=limit_ms, retain_last=rng.randint(1, 3))
                 counts = {"snapshots": totals.snapshots, "files": totals.content_files}
             elif kind == "statistics":

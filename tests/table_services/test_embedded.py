@@ -194,7 +194,7 @@ def test_job_that_omits_files_counts_as_failed_until_a_run_succeeds(server: Seam
     assert run_seamark("doctor", "--url", server.base_url).returncode == 0
 
 
-@pytest.mark.slow  # Another fast test starts a job by a policy in a worker.
+@pytest.mark.slow  # A faster test also starts a job in a worker because of a policy.
 def test_old_snapshots_expire_and_the_runs_are_listed(server: Seamark) -> None:
     catalog = RestCatalog("s", uri=server.base_url)
     catalog.create_namespace("db")

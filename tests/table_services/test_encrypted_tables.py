@@ -57,7 +57,7 @@ def list_errors(client: IndexClient) -> list[str]:
 
 @pytest.mark.slow  # The test starts a server and its worker twice.
 def test_worker_merges_and_indexes_encrypted_files_with_the_configured_key_service(tmp_path: Path) -> None:
-    """The worker gets the environment variables of the key service, by the prefix in the settings.
+    """The worker gets the environment variables of the key service, whose prefix is in the settings.
 
     Without these variables the table stays unchanged, and the run reports the reason.
     """

@@ -130,11 +130,13 @@ def test_job_opens_only_its_tables_files_and_the_hosts_that_it_needs(tmp_path: P
         result = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     outcomes = json.loads(result.stdout)
+    # A link to another table has replaced the folder of this table.
     assert "a symbolic link leads to it" in outcomes.pop("swapped", "")
+    # The server cannot load a dimension table of this table at the moment.
     assert outcomes.pop("waiting", "") == "the server is busy"
     assert outcomes.pop("storage") == f"{tmp_path}/own/a"
     assert outcomes.pop("storage elsewhere") == "PermissionError"
-    assert outcomes.pop("dumps") == "0"
+    assert outcomes.pop("dumps") == "0"  # The limit of core dumps in bytes.
     done_actions = {name for name, outcome in outcomes.items() if outcome == "done"}
     assert done_actions == PERMITTED_ACTIONS | {f"thread: {name}" for name in PERMITTED_ACTIONS}
     refusals = {outcome for name, outcome in outcomes.items() if outcome != "done" and "remove" not in name}

@@ -121,7 +121,7 @@ async def test_job_fails_alone_if_its_rights_are_unknown() -> None:
         raise RetryLater("The policy server gave no decision")
 
     with pytest.raises(JobFailed, match="no decision"):
-        await JobLogin("http://127.0.0.1:1", issue, (), 0o022).request(build_job(1))
+        await JobLogin("http://127.0.0.1:1", issue, (), 0o022).make_request(build_job(1))
 
 
 async def test_each_process_of_a_local_job_inherits_the_memory_limit(

@@ -113,20 +113,20 @@ def test_table_property_takes_precedence_over_the_setting() -> None:
 
 
 def test_table_with_clustering_columns_is_clustered_and_not_compacted() -> None:
-    columns = {**COMPACTION_PROPERTIES, "seamark.clustering.columns": "id"}
+    properties = {**COMPACTION_PROPERTIES, "seamark.clustering.columns": "id"}
     totals = {"total_data_files": 9, "total_files_size": 9}
     compaction, clustering = (
         build_proposer(Compaction, compaction=True, clustering=True),
         build_proposer(TableClustering, clustering=True),
     )
-    assert compaction.propose(ENTRY, build_table(columns, **totals)) is None
-    assert clustering.propose(ENTRY, build_table(columns, **totals)) is not None
-    disabled_properties = {**columns, "seamark.clustering.enabled": "false"}
+    assert compaction.propose(ENTRY, build_table(properties, **totals)) is None
+    assert clustering.propose(ENTRY, build_table(properties, **totals)) is not None
+    disabled_properties = {**properties, "seamark.clustering.enabled": "false"}
     assert compaction.propose(ENTRY, build_table(disabled_properties, **totals)) is not None
     assert clustering.propose(ENTRY, build_table(disabled_properties, **totals)) is None
-    assert build_proposer(TableClustering, clustering=False).propose(ENTRY, build_table(columns, **totals)) is None
+    assert build_proposer(TableClustering, clustering=False).propose(ENTRY, build_table(properties, **totals)) is None
     assert clustering.propose(ENTRY, build_table(COMPACTION_PROPERTIES, **totals)) is None
-    assert clustering.propose(ENTRY, build_table(columns, version=1, **totals)) is None
+    assert clustering.propose(ENTRY, build_table(properties, version=1, **totals)) is None
 
 
 def test_large_tables_are_examined_less_often() -> None:
@@ -174,6 +174,9 @@ EXPIRES = {"seamark.expiration.enabled": "true"}
 @pytest.mark.parametrize(
     ("table", "proposed"),
     [
+        # It is day 20. By default, a snapshot is old after 5 days. The oldest snapshot can expire only if the second
+        # snapshot, which replaced it as the current one, is old too. The last row has a maximum age for a branch, so
+        # the proposal does not examine the times.
         (build_table_with_snapshots(EXPIRES, 1, 2, 20 * DAY_MS), True),
         (build_table_with_snapshots(EXPIRES, 1, 16 * DAY_MS, 20 * DAY_MS), False),
         (build_table_with_snapshots(EXPIRES, 1), False),

@@ -198,14 +198,16 @@ async def test_every_replica_lists_running_jobs_with_their_progress(tmp_path: Pa
                 return entries
 
         assert await list_entries("jobs") == []
-        recorder = ScriptedLauncher(duration_s=60, reported_progress=JobProgress(3, 12, 1 << 20, 5 << 20))
-        async with run_scheduler(server, recorder, lasts_s=0.3):
+        launcher = ScriptedLauncher(duration_s=60, reported_progress=JobProgress(3, 12, 1 << 20, 5 << 20))
+        async with run_scheduler(server, launcher, lasts_s=0.3):
             # The renewal of the lease has published the progress.
-            await until(lambda: ("every-table", 1, 1 << 20, 5 << 20) in recorder.progress)
+            await until(lambda: ("every-table", 1, 1 << 20, 5 << 20) in launcher.progress)
             assert len(await list_entries("jobs")) == 1
             (job,) = await list_entries("tables/a/t1/jobs")
             assert (job["service"], job["namespace"], job["table"], job["launcher"]) == (
-                *("every-table", ["a"], "t1"),
+                "every-table",
+                ["a"],
+                "t1",
                 "worker",
             )
             assert job["progress"] == {
@@ -231,7 +233,7 @@ async def test_every_replica_lists_running_jobs_with_their_progress(tmp_path: Pa
             assert "waiting, not before" in " ".join(output.output.split()), output.output
         assert await list_entries("jobs") == []
         assert await list_entries("jobs", "waiting") == []
-        assert recorder.progress[-1] == ("every-table", 0, 0, 0)
+        assert launcher.progress[-1] == ("every-table", 0, 0, 0)
 
 
 async def test_existing_tables_of_all_namespaces_and_later_changes_are_examined(tmp_path: Path) -> None:
@@ -414,8 +416,9 @@ async def test_sweep_over_many_tables_pauses(tmp_path: Path, monkeypatch: pytest
 
 
 async def test_sweep_repeats_only_changed_or_waiting_tables(tmp_path: Path) -> None:
-    """A table is examined again after a change of the table, of a namespace's policy or of its name, and after a
-    refusal.
+    """A table is checked again after a change of the table, of its name or of a namespace's policy.
+
+    It is also checked again after a refusal.
     """
     async with run_server(tmp_path) as server:
         await create_tables(server, "a")

@@ -117,7 +117,7 @@ def list_driver_pids(home: Path) -> list[int]:
 
 
 def read_limits(pid: int) -> tuple[int, int]:
-    """Return the limit of a process's memory in bytes, and its niceness."""
+    """Return the hard limit of a process's data memory in bytes (RLIMIT_DATA), and the niceness of the process."""
     return resource.prlimit(pid, resource.RLIMIT_DATA)[1], os.getpriority(os.PRIO_PROCESS, pid)
 
 

@@ -218,7 +218,7 @@ class Storm:
                 time.sleep(0.05)
 
     def evolve(self, pause_s: float) -> None:
-        """Change the schema and the partitioning four times, then wait until the end."""
+        """Make four changes of the schema or the partitioning, then wait until the end."""
         with contextlib.closing(RestCatalog("s", uri=self.url)) as catalog:
             for number in range(4):
                 if self.stop.wait(pause_s):
@@ -295,17 +295,17 @@ class Storm:
 class JobProcesses:
     """One process for each kind of job. Processes are killed at random and restarted."""
 
-    def __init__(self, storm: Storm, log: Path, readable_s: int, *, yields: bool) -> None:
+    def __init__(self, storm: Storm, log: Path, min_age_s: int, *, yields: bool) -> None:
         """Prepare the processes.
 
         Args:
             storm: The running server and writers.
             log: The file to which jobs write their results.
-            readable_s: The minimum age of snapshots that expire, in seconds.
+            min_age_s: The minimum age of snapshots that expire, in seconds.
             yields: Whether rewrites run one at a time, and omit files that writers will probably replace.
         """
         self._storm = storm
-        self._readable_ms = 1000 * readable_s
+        self._min_age_ms = 1000 * min_age_s
         self._log = log
         self._yields = yields
         # The fork server has loaded all modules, so a new process starts at once.
@@ -332,13 +332,16 @@ class JobProcesses:
                 process.join()
 
     def _start(self, kind: str) -> BaseProcess:
-        arguments = (kind, self._storm.url, "db.t", str(self._log), self._readable_ms, self._yields)
+        arguments = (kind, self._storm.url, "db.t", str(self._log), self._min_age_ms, self._yields)
         process = self._context.Process(target=job_loop.run_jobs, args=arguments, daemon=True)
         process.start()
         return process
 
     def sum_totals(self) -> dict[str, Counter[str]]:
-        """Return the counts of jobs by kind, without killed runs."""
+        """Return the sums of the counts that jobs have written to the log, by the kind of job.
+
+        `runs` is the number of these jobs. Jobs that were killed before they wrote their counts are not included.
+        """
         totals: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
         for line in self._log.read_text().splitlines() if self._log.exists() else ():
             kind, counts = json.loads(line)

@@ -41,7 +41,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Iterator[None]:
-    """Compile modules before the whole suite is collected."""
+    """Compile modules before the whole suite is collected.
+
+    The processes of pytest-xdist begin with different files, so that they share the work.
+    """
     worker = getattr(session.config, "workerinput", None)
     if worker and [session.config.rootpath / arg for arg in session.config.args] == [ROOT]:
         files = sorted(ROOT.rglob("test_*.py"))

@@ -101,7 +101,10 @@ class DurationRecorder:
 
 
 class DurationCollector:
-    """A plugin for the process that the user started: it collects the records of all processes, and writes the file."""
+    """A plugin for the process that the user started. It collects the durations of all processes.
+
+    At the end, it writes them to `DURATIONS_FILE`. The file keeps the durations of test files that did not run.
+    """
 
     def __init__(self, recorder: DurationRecorder) -> None:
         self._recorder = recorder

@@ -40,7 +40,7 @@ def choose_covering_cases(cases: Sequence[Mapping[str, int]], size: int, maximum
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the cases `slow` that the fast tier leaves out.
 
-    If the user names single cases, all of them are kept.
+    The choice is among the collected cases. So a case that the user names alone is not marked.
     """
     grids: dict[tuple[str, int, int | None], list[pytest.Function]] = {}
     for item in items:

@@ -61,7 +61,7 @@ _started_programs: list[str] = []
 
 @cache
 def find_tier_of_path(path: Path) -> str:
-    """Return the lowest tier of the tests in a file or folder below `tests/`."""
+    """Return the lowest tier of the tests in a file or folder. Other paths have the first tier of `TIERS`."""
     if not path.is_relative_to(ROOT):
         return TIERS[0]
     name = path.relative_to(ROOT).as_posix()

@@ -72,7 +72,7 @@ def _guess_s(file: str) -> float:
 
 
 def compute_order(nodeids: list[str]) -> list[int]:
-    """Return the positions of the tests in starting order: groups of files before single files, the longest first."""
+    """Return the positions of the tests in starting order: units of `UNITS` before single files, the longest first."""
     durations = read_durations()
     wall_s: dict[str, float] = {}
     for file in {nodeid.partition("::")[0] for nodeid in nodeids}:
@@ -87,7 +87,7 @@ def compute_order(nodeids: list[str]) -> list[int]:
     return sorted(range(len(nodeids)), key=compute_key)
 
 
-class Spread(LoadFileScheduling):
+class UnitScheduling(LoadFileScheduling):
     """A scheduler that sends all tests of a unit to one process, in the order of `pytest_collection_modifyitems`."""
 
     def _split_scope(self, nodeid: str) -> str:
@@ -95,14 +95,14 @@ class Spread(LoadFileScheduling):
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Spread:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> UnitScheduling:
     config.option.loadscopereorder = False
-    return Spread(config, log)
+    return UnitScheduling(config, log)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Sort the tests in the same way in every process.
+    """Sort the tests in the same way in every process of pytest-xdist. Without pytest-xdist, sort nothing.
 
     Raises:
         UsageError: A test uses a fixture that starts a JVM, and its file is in no unit of `UNITS`. The tests of a unit

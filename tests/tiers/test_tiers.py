@@ -113,6 +113,7 @@ def test_database_of_a_test_equals_a_new_database(tmp_path: Path) -> None:
         with closing(sqlite3.connect(path)) as connection:
             return list(connection.iterdump())
 
+    # Outside of `create_empty_databases`, each new database of a test is a copy of a migrated database.
     copied_rows = dump_database(tmp_path / "copy.db")
     with create_empty_databases():
         assert dump_database(tmp_path / "new.db") == copied_rows
@@ -136,15 +137,15 @@ def test_module_with_bytecode_from_pytest_counts_as_compiled(tmp_path: Path) -> 
 
 def test_cases_of_a_grid_that_the_fast_tier_runs_have_each_value_or_each_pair_of_values() -> None:
     cases = [{"a": a, "b": b, "c": c} for a in range(2) for b in range(3) for c in range(4)]
-    values = [cases[position] for position in grids.choose_covering_cases(cases, 1)]
-    assert {(name, value) for case in values for name, value in case.items()} == {
+    cases_with_all_values = [cases[position] for position in grids.choose_covering_cases(cases, 1)]
+    assert {(name, value) for case in cases_with_all_values for name, value in case.items()} == {
         (name, value) for case in cases for name, value in case.items()
     }
-    assert len(values) == 4
-    pairs = [cases[position] for position in grids.choose_covering_cases(cases, 2)]
-    assert {(case["b"], case["c"]) for case in pairs} == {(case["b"], case["c"]) for case in cases}
-    assert {(case["a"], case["c"]) for case in pairs} == {(case["a"], case["c"]) for case in cases}
-    assert len(pairs) < len(cases)
+    assert len(cases_with_all_values) == 4
+    cases_with_all_pairs = [cases[position] for position in grids.choose_covering_cases(cases, 2)]
+    assert {(case["b"], case["c"]) for case in cases_with_all_pairs} == {(case["b"], case["c"]) for case in cases}
+    assert {(case["a"], case["c"]) for case in cases_with_all_pairs} == {(case["a"], case["c"]) for case in cases}
+    assert len(cases_with_all_pairs) < len(cases)
     assert grids.choose_covering_cases([], 1) == set()
 
 

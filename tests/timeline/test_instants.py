@@ -55,13 +55,14 @@ def test_filter_matches_only_if_every_condition_matches() -> None:
     instant = build_instant(SimulatedClock(1), "t", "commit")
     assert matches_filter(InstantFilter(), instant)
     assert matches_filter(
-        InstantFilter(namespace=("db",), name="t", action="commit", state=C, uuid=instant.uuid), instant
+        InstantFilter(namespace=("db",), name="t", action="commit", state=InstantState.COMPLETED, uuid=instant.uuid),
+        instant,
     )
     for other_filter in (
         InstantFilter(namespace=("d",)),
         InstantFilter(name="u"),
         InstantFilter(action="drop"),
-        InstantFilter(state=B),
+        InstantFilter(state=InstantState.ROLLED_BACK),
         InstantFilter(uuid="x"),
     ):
         assert not matches_filter(other_filter, instant)

@@ -82,8 +82,8 @@ async def test_time_while_the_server_runs_is_counted_completely(tmp_path: Path) 
 async def test_server_that_is_stopped_most_of_the_day_deletes_old_data(tmp_path: Path) -> None:
     """A gap is a period that does not count as passed time, here because no server ran.
 
-    There are more gaps than the catalog stores. No more time counts than the server ran, and all of it counts at the
-    end.
+    There are more gaps than the catalog stores. At most the time that the server ran counts. At the end, all of this
+    time counts.
     """
     clock = SimulatedClock(seed=1)
     async with open_sqlite(tmp_path / "c.db", clock=clock) as store:

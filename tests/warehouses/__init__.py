@@ -1,1 +1,1 @@
-"""Tests of the additional warehouses of a server."""
+"""Tests of the further warehouses of a server."""

@@ -1,4 +1,4 @@
-"""Tests of the databases of additional warehouses: backups, moves, keys, and PostgreSQL."""
+"""Tests of the databases of further warehouses: backups, moves, keys, and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def run_command(folder: Path, *arguments: str, url: str = "") -> str:
 
 
 def delete_database(folder: Path) -> None:
-    """Delete the database of the only additional warehouse."""
+    """Delete the database of the only further warehouse."""
     for file in (folder / "home").glob("seamark-*.db*"):
         file.unlink()
 

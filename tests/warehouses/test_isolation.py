@@ -29,7 +29,7 @@ STOCK_API = "/warehouses/stock/api/v1"
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[WarehouseServer]:
-    """Yield a server with two additional warehouses.
+    """Yield a server with two further warehouses.
 
     `sales` has the table `db.t`, and `stock` has the namespace `db`.
     """
@@ -234,7 +234,8 @@ async def test_metrics_of_one_warehouse_are_not_shown_in_another(logins: Warehou
                 text = await answer.text()
             assert "seamark_requests_total" in text
             shown_warehouses[principal, path] = [name for name in ("sales", "stock") if f'warehouse="{name}"' in text]
-    # ann is a writer of the server's own warehouse, and bob has no grant.
+    # The server's URL shows all warehouses only to callers that may browse its own warehouse. ann is a writer of it,
+    # and bob has no grant. The URL of a further warehouse shows its metrics to every login.
     assert shown_warehouses == {
         **{(principal, ""): ["sales", "stock"] for principal in ("root", "ann")},
         ("bob", ""): [],

@@ -43,7 +43,10 @@ class Load:
             self.answers[number] += 1
 
     async def wait(self, further_answers: int = 2) -> None:
-        """Wait until each client has received `further_answers` more answers."""
+        """Wait until each client has received `further_answers` more answers.
+
+        If a client has failed, raise its error.
+        """
         goals = [count + further_answers for count in self.answers]
         while any(count < goal for count, goal in zip(self.answers, goals, strict=True)):
             for task in self._tasks:

@@ -1,4 +1,4 @@
-"""Tests of the routes that create, list, change and drop additional warehouses."""
+"""Tests of the routes that create, list, change and drop further warehouses."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ NAMES = ("t", "u")
 
 @dataclass(frozen=True)
 class TableKeys:
-    """Keys of a table, which are valid while the table is in the namespace."""
+    """The S3 credentials of a table. They are valid while the table is in the namespace."""
 
     keys: Keys
     namespace: str

@@ -64,11 +64,14 @@ async def test_credentials_that_would_move_a_warehouse_are_refused(tmp_path: Pat
         await world.create_warehouse("victim", location="gs://lake/further/v")
         await world.create_warehouse("in_s3", location="s3://lake/further/v", credentials=keys)
         await world.create_warehouse("in_google", location="s3://lake/further/g")
+        # The objects of in_s3 are in S3 because of its keys. Without keys, a warehouse at s3:// uses Google Cloud
+        # Storage, which is the `s3_backend` of the server. So both changes would move a warehouse.
         for name, credentials in (("in_s3", {}), ("in_google", keys)):
             status, answer = await world.send(
                 "PUT", f"/api/v1/warehouses/{name}", {"settings": {}, "credentials": credentials}
             )
             assert (status, "former store" in answer["error"]["message"]) == (400, True), name
+        # With keys of S3, the place of a warehouse at gs:// (victim) does not change.
         for name, credentials in (("in_s3", {**keys, "s3_access_key_id": "NEW"}), ("in_google", {}), ("victim", keys)):
             body = {"settings": {}, "credentials": credentials}
             status, answer = await world.send("PUT", f"/api/v1/warehouses/{name}", body)

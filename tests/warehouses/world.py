@@ -1,4 +1,4 @@
-"""A server with additional warehouses in local folders."""
+"""A server with further warehouses in local folders."""
 
 from __future__ import annotations
 

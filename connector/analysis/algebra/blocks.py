@@ -79,8 +79,8 @@ class SourceJoin:
     Attributes:
         left: The left side: the position of a source, or a join.
         right: The right side, in the same form.
-        keeps_left: Whether a left row without a partner is kept, with nulls for the right side.
-        keeps_right: Whether a right row without a partner is kept, with nulls for the left side.
+        keeps_left: Whether a left row that joins no right row is kept, with nulls for the right side.
+        keeps_right: Whether a right row that joins no left row is kept, with nulls for the left side.
     """
 
     left: JoinTree
@@ -104,7 +104,7 @@ def list_sources(tree: JoinTree) -> frozenset[int]:
 
 
 def flatten_inner_joins(tree: JoinTree) -> tuple[list[JoinTree], list[SourceJoin]]:
-    """Return the operands of nested inner joins, and the joins themselves."""
+    """Return the operands of nested inner joins, and the joins themselves. A source or an outer join is an operand."""
     if isinstance(tree, int) or tree.is_outer:
         return [tree], []
     (left, left_joins), (right, right_joins) = flatten_inner_joins(tree.left), flatten_inner_joins(tree.right)
@@ -222,7 +222,7 @@ class QueryBlock:
         All outputs must come from the same source, because columns of two sources are not in one row of a table.
         """
         if len({column for column in columns if column in self.extremes}) > 1:
-            return None  # The values of two extremes may come from different rows.
+            return None  # Two minimums or maximums may come from different rows.
         references = [
             self.extremes[column].column if column in self.extremes else self.outputs.find_reference(column)
             for column in columns
@@ -239,6 +239,10 @@ class QueryBlock:
         return self._extremes[column]
 
     def _find_extreme(self, column: str) -> StoredExtreme | None:
+        """Return the minimum or maximum of stored rows that is the value of an output, or None.
+
+        The output is an aggregate of this block, or a column of a source that already has such a value.
+        """
         own_extreme = self.extremes.get(column)
         if own_extreme is None:
             reference = self.outputs.find_reference(column)
@@ -248,8 +252,10 @@ class QueryBlock:
         if origin is None:
             return None
         table, (stored_column,) = origin
+        # If the block groups rows, the rows of each group are unknown.
         rows = self._find_joined_rows() if self.keys is None and self.having is None else None
         if rows is not None and own_extreme.is_filtered:
+            # A FILTER clause, for example, leaves out some of the rows that meet the condition.
             rows = rows._replace(exact=False)
         return StoredExtreme(table, stored_column, own_extreme.kind, rows)
 
@@ -258,13 +264,15 @@ class QueryBlock:
         if self.keys is not None or self.having is not None or self.extremes:
             return None
         rows = self._find_joined_rows()
-        # A function in SELECT may return no row for a row of the source, as DuckDB's `unnest` does.
+        # If `needs_rows` is False, the result may have no row for a row of the sources. For example, DuckDB's `unnest`
+        # in SELECT may return no row. So the result is not exact: some rows that meet the condition may be missing.
         return rows if rows is None or self.needs_rows else rows._replace(exact=False)
 
     def _find_joined_rows(self) -> SourceRows | None:
-        """Return the rows of a table that are the rows of FROM and WHERE, or None if FROM joins several sources.
+        """Return the rows of a stored table that FROM and WHERE select, or None if FROM joins several sources.
 
-        If WHERE cannot be translated exactly, the result has a weaker condition and is marked as not exact.
+        The result is also None if the rows of the only source are not rows of a table. If WHERE cannot be translated
+        exactly, the result has a weaker condition and is marked as not exact.
         """
         if self.tree != 0:  # A join. Without a join, the tree is the position of the only source, which is 0.
             return None
@@ -323,9 +331,10 @@ class QueryBlock:
     def _translate_to_source_columns(self, condition: Condition | None) -> Condition | None:
         """Translate a condition on the outputs into a condition on the columns of the sources.
 
-        Comparisons of an output that is a literal are evaluated. A block with grouping sets may replace a value of a
-        source by null. Parts that may be true for such a null are dropped, because the source has another value there.
-        If the block groups rows, only parts on grouping keys remain, because they remove whole groups.
+        An output is a result column of the SELECT. Comparisons of an output that is a literal are evaluated. A SELECT
+        with grouping sets may replace a value of a source by null. Parts that may be true for such a null are dropped,
+        because the source has another value there. If the SELECT groups rows, only parts on grouping keys remain,
+        because they remove whole groups. If no part remains, the result is None.
         """
         condition = weaken(condition, lambda atom: evaluate_literals(atom, self.outputs.find_literal))
         column_condition = move(
@@ -359,7 +368,7 @@ class QueryBlock:
         """Push a condition down to the sources of a join.
 
         Args:
-            tree: The join.
+            tree: The join, or the position of a single source.
             condition: A condition that is true for each row of the join that can change the result.
         """
         if isinstance(tree, SourceJoin):
@@ -400,8 +409,8 @@ class QueryBlock:
             wanted_condition: A condition that is true for each row of the join that can change the result.
         """
         left, right = list_sources(tree.left), list_sources(tree.right)
-        # If the pushed condition is not true for nulls, it removes each row without a partner, so the join does not
-        # need to keep these rows.
+        # If the pushed condition is not true for nulls, it removes each row that joins no row of the other side, so the
+        # join does not need to keep these rows.
         keeps_left = tree.keeps_left and not rejects_null(restrict_to_sources(wanted_condition, right))
         keeps_right = tree.keeps_right and not rejects_null(restrict_to_sources(wanted_condition, left))
         tree = replace(tree, keeps_left=keeps_left, keeps_right=keeps_right)
@@ -415,7 +424,7 @@ class QueryBlock:
             (tree.right, right, left, keeps_right, keeps_left),
         ):
             condition = None if is_other_kept else restrict_to_sources(wanted_condition, own_sources)
-            if not is_kept:  # A row is used only with a partner that is itself needed and meets ON.
+            if not is_kept:  # A row is used only with a needed row of the other side, with which it meets ON.
                 other_condition = all_of([restrict_to_sources(wanted_condition, other_sources), on])
                 implied_condition = copy_to_equal_columns(other_condition, equalities, self.find_reference_kind)
                 condition = all_of([condition, restrict_to_sources(implied_condition, own_sources)])
@@ -426,8 +435,9 @@ class QueryBlock:
     def _derive_correlated_condition(self, query: QueryBlock, pairs: Sequence[Equality]) -> Condition | None:
         """Return a condition on the rows of a correlated subquery that follows from the conditions on this block.
 
-        The subquery's WHERE compares columns of its sources with columns of this block, of which only rows that meet
-        the block's conditions are needed.
+        The subquery's WHERE compares columns of its sources with columns of this block. Only rows of this block that
+        meet its conditions are needed, so these conditions also limit the values of the compared columns. If no
+        condition follows, the result is None.
         """
         parts: list[Condition | None] = []
         for own_column, (source, column) in pairs:
@@ -442,9 +452,18 @@ class QueryBlock:
 
 
 def _move_to_table(condition: Condition | None, source: Relation) -> Condition | None:
+    """Translate a condition on a relation into a condition on the stored table from which its columns come.
+
+    Parts on other columns are dropped. If no part remains, the result is None. In the result, the table has the source
+    number 0, because it is the only source.
+    """
+
     def find_stored(reference: ColumnReference) -> ColumnReference | None:
         origin = find_exact_origin(source, [reference[1]])
-        return None if origin is None else (0, origin[1][0])
+        if origin is None:
+            return None
+        _, (stored_column,) = origin
+        return 0, stored_column
 
     return move(condition, find_stored)
 

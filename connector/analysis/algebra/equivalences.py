@@ -40,7 +40,7 @@ Pair: TypeAlias = tuple[ColumnReference, str]
 
 
 class Limit(NamedTuple):
-    """A comparison of a column by `op` (<, <=, >, >=) with `column`, a column of the join partner.
+    """A comparison of a column by `op` (<, <=, >, >=) with another column: `column` of the join partner.
 
     The join partner is the other side of a join, from which the rows with matching values come.
     """
@@ -62,8 +62,8 @@ class Predicate:
     """What is known about each row for which a boolean expression is true.
 
     Attributes:
-        condition: A condition on columns of the block's sources. If a column is compared with a subquery or a period,
-            the condition has a semi-join.
+        condition: A condition on columns of the block's sources. If a column is compared with a subquery, or if its
+            period, such as its day, is compared with a column of another source, the condition has a semi-join.
         equalities: Pairs of equal columns with comparable types.
         exact: A function that returns a condition that is true for exactly the rows for which the expression is true,
             or None if there is no such condition.
@@ -156,7 +156,7 @@ def build_semi_joins(pairs: Sequence[Pair], partner: Relation) -> list[SemiJoin]
 
 
 def list_partner_conditions(pairs: Sequence[Pair], partner: Relation) -> list[Condition]:
-    """Return conditions that limit columns to the values of the equal columns of a partner.
+    """Return conditions that limit columns to the values of the equal columns of a partner, the joined relation.
 
     The values are stored values of a table, which gives semi-joins, or literals.
     """
@@ -171,7 +171,11 @@ def list_partner_conditions(pairs: Sequence[Pair], partner: Relation) -> list[Co
 def iter_period_semi_joins(
     reference: ColumnReference, transform: str, partner: Relation, column: str
 ) -> Iterator[SemiJoin]:
-    """Yield the semi-join of a column whose period (`transform`) equals a value of the partner's column."""
+    """Yield the semi-join of a column whose period equals a value of `column` of the joined relation `partner`.
+
+    If the values of `column` are not identical to stored values of a table, nothing is yielded. `transform` is the
+    transform of the period, such as `day`.
+    """
     origin = find_exact_origin(partner, [column])
     if origin is not None:
         table, (name,) = origin
@@ -181,8 +185,9 @@ def iter_period_semi_joins(
 def iter_range_semi_joins(reference: ColumnReference, limits: Sequence[Limit], partner: Relation) -> Iterator[SemiJoin]:
     """Yield the semi-joins of a column that is less or greater than columns of one row of the partner.
 
-    The first lower limit and the first upper limit are combined into a range with both ends. If the columns of the
-    range do not come from one table, each limit is tried separately.
+    The partner is the relation whose columns limit the column. The first lower limit and the first upper limit are
+    combined into a range with both ends. If the columns of the range do not come from one table, each limit is tried
+    separately.
     """
     lower = [limit for limit in limits if limit.op in _LOWER]
     upper = [limit for limit in limits if limit.op in _UPPER]
@@ -286,8 +291,8 @@ def push_disjunction_across_join(
 ) -> Iterator[Condition | None]:
     """Yield the conditions on single sources that follow from disjunctions of conditions on several joined sources.
 
-    For example, `d.x = 1 OR e.y = 2` is true for a row only if its partner in d or its partner in e meets the
-    condition on that table.
+    For example, `d.x = 1 OR e.y = 2` is true for a row only if its joined row of d or its joined row of e meets the
+    condition on that table. If nothing follows for a source, None is yielded.
     """
     pairs = group_pairs_by_partner(equalities)
     for part in split_parts(condition):
@@ -305,7 +310,8 @@ def _push_branch(
 ) -> Condition | None:
     """Return the condition on a source that follows from one branch of a disjunction.
 
-    It is the branch's condition on the source's own columns or, if there is none, a semi-join with a partner.
+    It is the branch's condition on the source's own columns. If there is none, it is a semi-join with a partner, which
+    is another source with columns that equal columns of this source. It is None if there is no such semi-join.
     """
     own_part = restrict_to_sources(branch, frozenset({source}))
     if own_part is not None:
@@ -319,10 +325,11 @@ def _push_branch(
 
 
 def _make_semi_join(pairs: Sequence[Pair], partner: Relation, condition: Condition | None) -> SemiJoin | None:
-    """Return a semi-join with a row of the partner's table that meets the condition.
+    """Return the semi-join which requires that a row of the partner's table meets the condition, or None.
 
-    Comparisons that are true for null are left out, because the null may come from a missing partner. Comparisons of
-    functions are left out, because the server compares only stored values of a dimension.
+    The partner is the relation with which the pairs of columns join the table of the result. Comparisons that are true
+    for null are left out, because the null may come from an outer join that found no row. Comparisons of functions are
+    left out, because the server compares only stored values of a dimension.
     """
     partner_condition = drop_functions(
         weaken(condition, lambda atom: atom if isinstance(atom, ColumnComparison) and atom.rejects_null else None)

@@ -81,8 +81,8 @@ def _is_zone_independent(comparison: ColumnComparison, columns: Columns) -> bool
 def _derive_partner_conditions(table: Table) -> Iterator[Condition | None]:
     """Yield conditions on the columns of joins that follow from the conditions on the joined tables.
 
-    A join partner meets the conditions of its table and has equal values, so its conditions also apply to the columns
-    of the join.
+    The matching row of a joined table meets the conditions of its table, and has equal values in the columns of the
+    join. So these conditions also apply to the columns of the join.
     """
     for semi_join in split_parts(table.predicate):
         if not isinstance(semi_join, SemiJoin) or semi_join.transform != IDENTITY:
@@ -161,9 +161,9 @@ def _list_alternatives(
 ) -> list[Join]:
     """Return the joins of a disjunction as alternatives.
 
-    A row of the table needs a partner in only one of the alternatives, or none if it meets the condition of a branch on
-    its own columns (`exempt_condition`). The list is empty if a branch has neither a condition nor a join, because the
-    disjunction may then be true for any row.
+    A row of the table needs a matching row of the other table in only one of the alternatives. It needs none if it
+    meets the condition of a branch on its own columns (`exempt_condition`). The list is empty if a branch has neither a
+    condition nor a join, because the disjunction may then be true for any row.
 
     Args:
         disjunction: The disjunction.
@@ -209,7 +209,7 @@ def intersect_joins(join_lists: Sequence[tuple[Join, ...]]) -> tuple[Join, ...]:
 
 
 def _find_alternatives(join: Join, joins: Sequence[Join]) -> frozenset[Join]:
-    """Return the join and its alternatives among `joins`. A row of the table needs a partner in only one of them.
+    """Return the join and its alternatives among `joins`. A row needs a matching row in only one of these joins.
 
     Args:
         join: The join. Its `any_of` is the number of the disjunction from which it comes, or None.

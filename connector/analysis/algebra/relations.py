@@ -140,9 +140,9 @@ class Relation(Protocol):
 class Table:
     """A reference to a stored table, which is a `Relation`.
 
-    All of its columns have stored values, so none is an extreme or has only literals. Its rows are exactly the rows of
-    the table. After the push-down, `predicate` is true for each row that the statement needs. The readers of statements
-    store further data about the reference themselves.
+    All of its columns have stored values, so no column is the result of MIN or MAX, or has only literals. Its rows are
+    exactly the rows of the table. After the push-down, `predicate` is true for each row that the statement needs. The
+    readers of statements store further data about the reference themselves.
     """
 
     columns: Columns | None
@@ -182,7 +182,10 @@ Origin: TypeAlias = tuple[Table, tuple[str, ...]]
 
 
 def find_exact_origin(relation: Relation, columns: Sequence[str]) -> Origin | None:
-    """Return the origin of columns whose values are identical to the stored values."""
+    """Return the origin of columns whose values are identical to the stored values.
+
+    Return None if the columns have no origin, or if equal values of a column's type can differ, as 0.0 and -0.0 do.
+    """
     origin = relation.find_origin(columns)
     return origin if origin is not None and all(is_exact(origin[0].find_kind(name)) for name in origin[1]) else None
 
@@ -229,7 +232,7 @@ class UnknownRelation:
 class LiteralRows:
     """Rows of literals, stored by column: VALUES, or UNNEST of an ARRAY.
 
-    A column without an alias has the name that Trino displays.
+    The columns have the names `_col0`, `_col1` and so on, which Trino displays for columns without an alias.
     """
 
     columns: tuple[tuple[Literal, ...], ...]
@@ -351,6 +354,7 @@ class SetOperation:
         return None
 
     def find_value_class(self, column: str) -> str | None:
+        # Both inputs must have the same group of types, because a column of the result has values of both.
         name = find_same_position(column, self.left.list_names(), self.right.list_names())
         class_ = None if name is None else self.left.find_value_class(column)
         if name is None or class_ not in _COMPARED_CLASSES:
@@ -363,12 +367,14 @@ class SetOperation:
                 return atom
             return atom.move_columns(lambda reference: reference if self.find_kind(reference[1]) is not None else None)
 
+        # A comparison has the same meaning in both inputs only if their columns have types of the same class.
         common_part = weaken(condition, keep)
 
         def find_right_reference(reference: ColumnReference) -> ColumnReference | None:
             name = find_same_position(reference[1], self.left.list_names(), self.right.list_names())
             return None if name is None else (0, name)
 
+        # The columns have the names of the left input. Columns of the right input correspond to them by position.
         self.left.push_down(common_part)
         self.right.push_down(move(common_part, find_right_reference))
 
@@ -381,7 +387,8 @@ def find_same_position(
     If `column` is a field of a struct, the result is the field with the same name of the struct in `other_names`.
 
     Returns:
-        The name in `other_names`, or None if one of the two names does not occur exactly once.
+        The name in `other_names`. None if one of the two names does not occur exactly once, or if the lists are unknown
+        or have different lengths.
     """
     if names is None or other_names is None or len(names) != len(other_names):
         return None
@@ -434,12 +441,12 @@ class RenamedColumns:
     def push_down(self, condition: Condition | None) -> None:
         def find_inner_reference(reference: ColumnReference) -> ColumnReference | None:
             name = self._find_inner_name(reference[1])
-            return None if name is None else (0, name)
+            return None if name is None else (0, name)  # A relation has the number 0 in its own conditions.
 
         self.inner.push_down(move(condition, find_inner_reference))
 
     def _find_inner_name(self, column: str) -> str | None:
-        """Return the name of the column in the inner relation, or None if the name is ambiguous."""
+        """Return the name of the column in the inner relation, or None if the name is ambiguous or unknown."""
         return find_same_position(column, self.columns, self.inner.list_names())
 
 
@@ -524,6 +531,7 @@ class WithClause(_SameColumns):
 
     def push_down(self, condition: Condition | None) -> None:
         self.body.push_down(condition)
-        # Only the body and later queries use a name. Their conditions must be collected before the name is pushed down.
+        # Only the body and later queries read from a named query. Each of them adds its conditions to the named query,
+        # so the queries are processed from last to first.
         for query in reversed(self.named):
             query.push_collected()

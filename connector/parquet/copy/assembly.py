@@ -91,8 +91,8 @@ class _CopiedChunks:
 
     Attributes:
         footer: The footer of the old file.
-        chunks: The rows of the chunks in the footer's tables of chunks.
-        values: The new offsets and sizes, as int64[chunks, PATCHED_FIELDS]. `PATCH` has the fields of the columns.
+        chunks: The position of each chunk among all chunks of the old file.
+        values: The new offsets and sizes, as int64[chunks, PATCHED_FIELDS]. `PATCH` has the column of each field.
         targets: The indexes of the chunks in the new row group.
         ciphers: The ciphers in the new file, or None for a chunk that is not encrypted.
         paths: The encoded new paths of the columns, or None if the path does not change.
@@ -122,7 +122,7 @@ class FileAssembler:
     """Assembles one file.
 
     Attributes:
-        skeleton: The footer of a file with the schema and the column orders of the new file.
+        skeleton: The footer of a file without rows, with the schema and the column orders of the new file.
         encryption: The encryption of the new file, or None if it is not encrypted.
     """
 
@@ -150,7 +150,8 @@ class FileAssembler:
                 file exactly once.
 
         Raises:
-            ValueError: The picks do not have each column exactly once.
+            ValueError: The picks do not have each column exactly once, or have different numbers of rows. Or an
+                encrypted file would have too many row groups.
             Unreadable: An old file is damaged. The new file must not be used after this error.
         """
         rows = picks[0].source.footer.groups[picks[0].group].rows
@@ -276,6 +277,11 @@ class FileAssembler:
         return None if cipher is None else cipher.create_chunk_cipher(len(self._groups), column_number)
 
     def _add_blooms(self, pick: Pick, part: _CopiedChunks) -> None:
+        """Copy the Bloom filters of chunks to the new file, and enter their positions and sizes in `part.values`.
+
+        Raises:
+            Unreadable: A Bloom filter of the old file is invalid.
+        """
         group = pick.source.footer.groups[pick.group]
         try:
             for number, column in enumerate(pick.columns):
@@ -392,7 +398,9 @@ def _divide_into_runs(
 
 
 def _translate_sorting(picks: Sequence[Pick]) -> Any:
-    """Return the sorting columns of the first pick's row group, up to the first column that is not copied.
+    """Return the sorting columns of the first pick's row group, up to the first column that is not copied, or None.
+
+    The result is None if the row group states no sorting columns, or if its first sorting column is not copied.
 
     Rows are sorted by a later column only within equal values of the earlier columns, so the later columns are left
     out.

@@ -89,6 +89,9 @@ def _read_leaves(footer: ParquetFooter) -> list[Leaf]:
 
     The schema is a list of its nodes in depth-first order. The first node is the root, and each group has the number of
     its children.
+
+    Raises:
+        ValueError: The schema is invalid.
     """
     elements = footer.elements
     if not elements:
@@ -216,6 +219,7 @@ def match_leaves(target: Sequence[Leaf], leaves: Sequence[Leaf]) -> LeafMatch:
     """Match the leaf columns of a file with those of a target by the field ids on their paths.
 
     Nothing can be copied if an id is missing or repeated, or if a column has another type or structure than the target.
+    A column that the file does not have is -1 in the result.
     """
     if repeated_ids := [ids for ids, count in Counter(leaf.ids for leaf in leaves).items() if count > 1]:
         return LeafMatch((), f"the file has several columns with the field ids {repeated_ids[0]}")

@@ -174,7 +174,7 @@ def require_same_scheme(
 def read_protection(
     location: str, storage: Storage, leaves: Sequence[Leaf], keys: ParquetKeys
 ) -> FileProtection | None:
-    """Open a file, and return the encryption of a new file with its rows (`find_protection`).
+    """Open a file, and return the encryption of a new file with its rows, or None (`find_protection`).
 
     Raises:
         Unreadable: The file cannot be read.

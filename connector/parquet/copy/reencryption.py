@@ -149,6 +149,9 @@ def _read_header(chunk: EncryptedChunk, view: View, offset: int, page: int | Non
         view: Returns a view of bytes of the file.
         offset: The offset of the header in the file.
         page: The ordinal of the page, or None for a dictionary page.
+
+    Raises:
+        ValueError: The header does not fit into the rest of the chunk, or is invalid.
     """
     remaining_bytes = chunk.end - offset
     if chunk.old_cipher is None:

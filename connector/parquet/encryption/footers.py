@@ -160,7 +160,7 @@ def open_footer(data: bytes, keys: FileKeys, *, encrypted: bool) -> OpenedFooter
     return OpenedFooter(
         plain_footer,
         decoder.ciphers,
-        decoder.keys,
+        decoder.key_metadata_by_column,
         metadata,
         footer_cipher.key_bytes,
         not encrypted,
@@ -178,7 +178,11 @@ def _read_algorithm(value: tuple[int, object], keys: FileKeys) -> tuple[int, byt
 
     Args:
         value: The type and the decoded value of the field `encryption_algorithm`.
-        keys: The keys, which have the prefix of such a reader.
+        keys: The keys, with the prefix for a file that does not store its prefix.
+
+    Raises:
+        ValueError: The algorithm is missing or unknown.
+        Undecryptable: The reader has no prefix for a file that does not store its prefix.
     """
     kind, union = value
     if kind != STRUCT or not isinstance(union, dict) or len(union) != 1:
@@ -200,12 +204,12 @@ class _FooterDecoder:
     def __init__(
         self, keys: FileKeys, footer_cipher: ModuleCipher, file_aad: bytes | None, *, ctr_pages: bool, signed: bool
     ) -> None:
-        self._keys, self._footer_cipher, self._file_aad = keys, footer_cipher, file_aad
+        self._file_keys, self._footer_cipher, self._file_aad = keys, footer_cipher, file_aad
         self._ctr_pages, self._is_signed = ctr_pages, signed
         self._ciphers: dict[bytes, ModuleCipher] = {}
         """The ciphers, by encoded ColumnCryptoMetaData."""
         self.ciphers: list[list[ModuleCipher | None]] = []
-        self.keys: dict[str, bytes] = {}
+        self.key_metadata_by_column: dict[str, bytes] = {}
 
     def strip_encryption(self, data: bytes) -> bytes:
         """Return the FileMetaData in the form for an unencrypted file.
@@ -229,16 +233,24 @@ class _FooterDecoder:
         return encode_fields(fields)
 
     def _decode_group(self, data: bytes, offset: int, ordinal: int) -> bytes:
+        """Return a row group's metadata in the form for an unencrypted file, and add its columns' ciphers to `ciphers`.
+
+        Args:
+            data: The footer.
+            offset: The position of the row group's metadata in the footer.
+            ordinal: The ordinal of the row group in the file, from 0. Encryption stores it in 16 bits.
+        """
         spans, _ = _footer.spans(data, offset)
         fields: Raw = {number: (kind, data[begin:end]) for number, kind, begin, end in spans}
-        begin = next((begin for number, kind, begin, _ in spans if number == COLUMNS and kind == LIST), None)
-        if begin is None:
+        columns_offset = next((begin for number, kind, begin, _ in spans if number == COLUMNS and kind == LIST), None)
+        if columns_offset is None:
             raise ValueError("a row group has no columns")
         ciphers: list[ModuleCipher | None] = []
         chunks = []
-        ends = _footer.items(data, begin)
-        for column, (chunk, end) in enumerate(pairwise(ends)):
-            plain_chunk, cipher = self._decode_chunk(data, chunk, end, ordinal, column)
+        # The positions at which the chunks begin, and the end of the last chunk.
+        chunk_offsets = _footer.items(data, columns_offset)
+        for column, (begin, end) in enumerate(pairwise(chunk_offsets)):
+            plain_chunk, cipher = self._decode_chunk(data, begin, end, ordinal, column)
             chunks.append(plain_chunk)
             ciphers.append(cipher)
         if ordinal > ORDINAL_MAX and any(ciphers):
@@ -307,8 +319,8 @@ class _FooterDecoder:
             path = b".".join(path_list[1]).decode(errors="replace")
             content = value.get(2, (BINARY, None))[1]
             metadata = bytes(content) if isinstance(content, bytes) else b""
-            self.keys[path] = metadata
-            cipher = ModuleCipher(self._keys.find_key(metadata, path), self._file_aad, ctr_pages=self._ctr_pages)
+            self.key_metadata_by_column[path] = metadata
+            cipher = ModuleCipher(self._file_keys.find_key(metadata, path), self._file_aad, ctr_pages=self._ctr_pages)
         else:
             raise ValueError(f"the key of a column has the unknown kind {number}")
         self._ciphers[crypto_metadata] = cipher
@@ -396,7 +408,8 @@ class FileEncryption:
         """Return an encoded ColumnChunk with key metadata, and with only the metadata that all readers may see.
 
         An encrypted footer already protects the metadata of columns with the footer's key. The metadata of other
-        columns is encrypted separately. A signed footer also contains it without statistics, for readers without keys.
+        columns is encrypted separately. A signed footer also contains that metadata in plain text, without
+        statistics, for readers without keys.
         """
         key, cipher = self._columns[column], self.ciphers[column]
         if key is None or cipher is None:

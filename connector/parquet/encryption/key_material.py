@@ -77,6 +77,8 @@ class KeyReference(NamedTuple):
 
     Attributes:
         master: The name of the master key.
+        double_wrapping: Whether the master key wraps a key encryption key, which wraps the key of the file.
+        key_bytes: The length of the keys of the file in bytes.
         instance_id: The id of the key service, which readers may use.
         instance_url: The URL of the key service, which readers may use.
     """

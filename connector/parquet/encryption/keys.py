@@ -176,7 +176,7 @@ class EnvironmentKeys:
         self._loaded_keys: list[ParquetKeys | None] = []
 
     def __call__(self) -> ParquetKeys | None:
-        """Return the keys.
+        """Return the keys, or None if there are none.
 
         Raises:
             InvalidRequest: The key file or the key service is invalid.
@@ -316,7 +316,7 @@ def _create_client(name: str) -> Kms:
     module, _, attribute = name.partition(":")
     try:
         client: Kms = getattr(importlib.import_module(module), attribute)()
-    except Exception as error:  # noqa: BLE001  any client of a service
+    except Exception as error:  # noqa: BLE001  the class may raise any exception
         raise InvalidRequest(
             f"{KMS_CLASS} is {name!r}, not module:name of a class with wrap_key and unwrap_key that can be created "
             f"without arguments: {type(error).__name__}"

@@ -32,7 +32,7 @@ class Kms(Protocol):
 
 
 class MasterKeyFile:
-    """A key service whose master keys are in memory.
+    """A key service that has the master keys of a file in memory.
 
     A key is wrapped with AES-GCM, with the name of the master key as additional authenticated data, and encoded in
     base64. The format is that of the in-memory service in the tests of parquet-java and Arrow.
@@ -92,11 +92,11 @@ class KeyWrapper:
         key = self._call_kms("unwrap", self._kms.unwrap_key, wrapped_key, master_key_id)
         return key.encode() if isinstance(key, str) else bytes(key)
 
-    def _call_kms(self, name: str, call: Any, key: str | bytes, master_key_id: str) -> Any:
+    def _call_kms(self, action: str, call: Any, key: str | bytes, master_key_id: str) -> Any:
         try:
             return call(key, master_key_id)
         except KeyUnavailable:
             raise
-        except Exception as error:  # noqa: BLE001  any client of a service
+        except Exception as error:  # noqa: BLE001  the client may raise any exception
             kind = type(error).__name__
-        raise KeyUnavailable(f"the key service failed to {name} a key with the master key {master_key_id!r}: {kind}")
+        raise KeyUnavailable(f"the key service failed to {action} a key with the master key {master_key_id!r}: {kind}")

@@ -172,6 +172,14 @@ class ChunkCipher:
         return self._cipher._decrypt_gcm(data, self._make_aad(module, page), module)
 
     def _make_aad(self, module: Module, page: int | None) -> bytes:
+        """Return the additional authenticated data (AAD) of a module, which binds it to its place in its file.
+
+        It consists of the identity of the file, the kind of the module, and the ordinals of the row group, the column
+        and the page. It is empty if the cipher has no identity of a file.
+
+        Raises:
+            ValueError: The ordinal of the page is too large for encryption.
+        """
         if self._file_aad is None:
             return b""
         aad = self._file_aad + bytes([module]) + self._ordinals

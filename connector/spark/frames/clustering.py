@@ -337,7 +337,11 @@ class ClusterTask:
 
 
 def _write_clustered(task_frame: DataFrame, work: ClusterTask) -> WrittenFiles:
-    """Exchange the rows by ranges of keys, sort them, and write the files."""
+    """Exchange the rows by ranges of keys, sort them, and write the files.
+
+    Raises:
+        InvalidRequest: A column has no Spark type.
+    """
     fields = [spark_types.StructField(name, kind) for name, kind in _list_spark_types(work.read_plan).items()]
     own_types = [spark_types.BinaryType(), spark_types.IntegerType()]
     fields += [spark_types.StructField(name, kind, False) for name, kind in zip(_OWN_COLUMNS, own_types, strict=True)]

@@ -119,7 +119,7 @@ def _mark(source_table: OpenTable, target: WriteTarget, rows: Sequence[PackedRow
 def _run_tasks(
     spark: SparkSession, task: Callable[[Sequence[PackedRows]], T], groups: Iterable[Sequence[MatchedRows]]
 ) -> list[T]:
-    """Run a task for each group of files.
+    """Run a task for each group of files, and return the results in the order of the groups.
 
     If a task fails after Spark's retries, the job fails, and files of the other tasks remain as orphan files.
     """

@@ -140,6 +140,9 @@ class UpsertRequest:
     def choose_columns(self, row_columns: Sequence[str]) -> list[str]:
         """Return the columns of the rows that the change needs.
 
+        A delete, and a change of some columns, needs only the columns that the request names. Other changes need all
+        columns.
+
         Args:
             row_columns: The names of all columns of the rows.
 
@@ -244,7 +247,8 @@ def _collect(df: DataFrame, rows_max: int) -> pa.Table | None:
 def _would_copy_much(source_table: OpenTable, request: UpsertRequest, rows: int) -> bool:
     """Return whether the change probably has to rewrite files of many bytes.
 
-    In the worst case, each of the `rows` changed rows is in another file of average size.
+    In the worst case, each of the `rows` changed rows is in another file of average size. The result is False if the
+    mode is not copy-on-write, or if the snapshot does not state the number and the size of its files.
     """
     if (
         _choose_mode(request, create_target(source_table.metadata, source_table.storage, source_table.name))

@@ -270,7 +270,7 @@ def write_parts(df: DataFrame, target: WriteTarget, distribution: str | None = N
 
 
 def write_task(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Write the rows of one task to files, and yield the list of files."""
+    """Write the rows of one task to files, and yield the list of files, or nothing if there are no rows."""
     rows = (
         batch.drop_columns([_PARTITION_COLUMN]) if _PARTITION_COLUMN in batch.schema.names else batch
         for batch in batches
@@ -336,6 +336,7 @@ def add_partition_number(target: WriteTarget, batches: Iterable[pa.RecordBatch])
 
 def _list_sort_columns(target: WriteTarget) -> list[Column]:
     """Return the table's sort order for Spark, up to the first transform.
+
     The columns only distribute the rows to tasks. When a file is written, its rows are sorted by the full order.
     """
     columns: list[Column] = []

@@ -160,9 +160,10 @@ class Conditions:
         self._catalyst = catalyst
 
     def read(self, node: Node, columns: Mapping[int, SparkColumn]) -> Condition | None:
-        """Return the condition that a node represents, without LIKE predicates.
+        """Return a condition that is true for each row for which the node is true, without LIKE predicates.
 
-        It refers to each column as (0, column name). 0 is the number of the only relation.
+        The result is None if every row may meet the node. The condition refers to each column as (0, column name). 0 is
+        the number of the only relation.
 
         Args:
             node: An expression.
@@ -173,7 +174,8 @@ class Conditions:
     def read_with_likes(self, nodes: Sequence[Node], columns: Mapping[int, SparkColumn]) -> Condition | None:
         """Return a condition that is true for each row for which all nodes are true. It may contain LIKE predicates.
 
-        The server evaluates LIKE predicates only on the rows of a dimension.
+        A node that cannot be read is left out. The result is None if every row may meet the nodes. The server evaluates
+        LIKE predicates only on the rows of a dimension.
         """
         conditions: list[Condition | None] = []
         for node in nodes:
@@ -190,7 +192,7 @@ class Conditions:
         return weaken(all_of(conditions), _keep_certain)
 
     def read_exact_comparison(self, node: Node, columns: Mapping[int, SparkColumn]) -> ColumnComparison | None:
-        """Return a comparison of a column that is true for exactly the rows for which `node` is true."""
+        """Return a comparison of a column that is true for exactly the rows for which `node` is true, or None."""
         reader = _SingleConditionReader(self._catalyst, columns)
         try:
             return reader.read_exact_comparison(node)
@@ -269,7 +271,10 @@ class _SingleConditionReader:
             yield self._read_tree(exp.and_(*conditions))
 
     def _read_by_rules(self, node: Node, *, negated: bool) -> Condition | None:
-        """Read a condition on functions of columns with the rules that all engines share."""
+        """Read a condition on functions of columns with the rules that all engines share.
+
+        With `negated`, read the negation of the condition. The result is None if every row may meet it.
+        """
         expressions = SparkExpressions(self._catalyst, self)
         tree = expressions.write_condition(node)
         condition = self._read_tree(exp.Not(this=exp.Paren(this=tree)) if negated else tree)
@@ -282,6 +287,13 @@ class _SingleConditionReader:
         return any_of([condition, *out_of_range])
 
     def _read_tree(self, tree: exp.Expr) -> Condition | None:
+        """Return the condition of an expression on columns of one table, which has the number 0 in the condition.
+
+        The result is None if every row may meet the expression.
+
+        Conditions on functions of columns are dropped if the tree compares the result of `upper`, and not all texts
+        that `upper` converts to the compared text can be listed.
+        """
         kinds = self._kinds
 
         def find_kind(reference: ColumnReference) -> str | None:
@@ -337,7 +349,7 @@ class _SingleConditionReader:
         return term.compare("IN", *known_literals) if known_literals and len(known_literals) == len(literals) else None
 
     def _read_like(self, node: Node, kind: str) -> ColumnComparison | None:
-        """Read a LIKE predicate or STARTSWITH whose pattern is only a prefix.
+        """Read a LIKE predicate or STARTSWITH whose pattern is only a prefix. Return None for other predicates.
 
         Spark's optimiser rules have already split other patterns if possible.
         """

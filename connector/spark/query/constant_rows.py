@@ -17,7 +17,8 @@ _KINDS = ("int", "bigint", "string", "date", "timestamp", "timestamp_ntz")
 def find_constant_columns(catalyst: Catalyst, node: Node) -> list[tuple[int, SparkColumn, tuple[Literal, ...]]]:
     """Return the columns with supported types of the constant rows of a plan node.
 
-    The node is VALUES (`LocalRelation`), or `explode` of a constant array (`Generate`).
+    The node is VALUES (`LocalRelation`), or `explode` of a constant array (`Generate`). The result is empty for more
+    than `CONSTANT_ROWS_MAX` rows of VALUES. A column is left out if one of its values is not supported.
 
     Returns:
         For each column: the id of its attribute, the column, and its distinct values without null.

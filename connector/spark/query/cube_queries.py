@@ -40,7 +40,8 @@ def translate_text(
         spark: The session. Its settings must be those under which cubes give the same results as Spark.
         text: The query.
         scans: The reads of the query's tables, with their conditions.
-        floats: The parameter of `translate_statement`.
+        floats: Whether sums of floats, and averages that are floats, may be used. Their last digits depend on the order
+            of the additions.
 
     Returns:
         The index in `scans` of the scan whose table has the cube, and the translation.

@@ -44,7 +44,7 @@ _TRUNCATION_UNITS = {
     **dict.fromkeys(("day", "dd"), "DAY"),
     **dict.fromkeys(("hour", "minute", "second"), ""),
 }
-"""The names in the rules of the units of Spark's `date_trunc` and `trunc`. "" means the same name."""
+"""The names that sqlglot uses for the units of Spark's `date_trunc` and `trunc`. "" means the same name."""
 _DATE_UNITS = frozenset({"YEAR", "QUARTER", "MONTH", "WEEK"})
 """The units that `trunc` supports. For any other unit, `trunc` returns null."""
 _FORMATS = {"yyyy": "%Y", "yyyy-MM": "%Y-%m", "yyyyMM": "%Y%m", "yyyy-MM-dd": "%Y-%m-%d", "yyyyMMdd": "%Y%m%d"}
@@ -186,7 +186,8 @@ class SparkExpressions:
     def _write_rows(self, left: Node, rows: Sequence[Node]) -> exp.Expr:
         """Write comparisons of rows, such as `(a, b) = (1, 2)` and `(a, b) IN ((1, 2), …)`.
 
-        Rows with nulls are not written, because Spark compares nulls in rows as values. The result is then a call of an
+        Rows with nulls are not written, because Spark compares nulls in rows as values. More than `_LISTED_ROWS_MAX`
+        rows, and comparisons of other expressions than columns, are not written either. The result is then a call of an
         unknown function, from which no condition is read.
         """
         columns = [self.write_value(value) for value in to_list(left.valExprs())]
@@ -256,7 +257,7 @@ class SparkExpressions:
     # Values
 
     def _write_cast(self, node: Node) -> exp.Expr | None:
-        """Return the value of a cast if the cast keeps the value, or if it keeps the day of a time.
+        """Return the value of a cast if the cast keeps the value or the day of a time. Otherwise return None.
 
         Casts between dates and times depend on the time zone, except a cast of the current time, whose bounds have a
         margin for all zones.
@@ -285,13 +286,14 @@ class SparkExpressions:
     def _write_truncation(self, node: Node, kind: str) -> exp.Expr | None:
         """Write `trunc` or `date_trunc` of a column or of the current time.
 
-        Return None if the result depends on the time zone of the session, or if the unit is not supported.
+        Return None if the result depends on the time zone of the session, or if the unit or the argument is not
+        supported.
         """
         unit = self._leaves.read_constant(node.format())
         if unit is None or unit.kind != "text":
             return None
         name = unit.value.lower()
-        # An empty name in `_TRUNCATION_UNITS` means that the rules use Spark's name.
+        # An empty name in `_TRUNCATION_UNITS` means that sqlglot uses Spark's name of the unit.
         name = (_TRUNCATION_UNITS[name] or name.upper()) if name in _TRUNCATION_UNITS else ""
         if not name or (kind == "TruncDate" and name not in _DATE_UNITS):
             return None
@@ -332,10 +334,10 @@ class SparkExpressions:
         return self.write_value(node) if self._catalyst.read_type(node) == "string" else None
 
     def _write_arithmetic(self, node: Node, kind: str) -> exp.Expr | None:
-        """Write +, -, * or a negation of numbers, if an overflow is an error or null.
+        """Write +, -, * or a negation of numbers, if an overflow is an error or null. Otherwise return None.
 
-        Otherwise, Spark's result may wrap around and meet a condition that the exact result does not meet. Decimals
-        with the maximum precision are left out, because Spark may round them.
+        If an overflow is neither, Spark's result may wrap around and meet a condition that the exact result does not
+        meet. Decimals with the maximum precision are left out, because Spark may round them.
         """
         result = self._catalyst.read_type(node)
         precision = _DECIMAL.fullmatch(result)
@@ -353,7 +355,7 @@ class SparkExpressions:
         return {"Add": exp.Add, "Subtract": exp.Sub, "Multiply": exp.Mul}[kind](this=left, expression=right)
 
     def _add_days(self, node: Node, kind: str) -> exp.Expr | None:
-        """Write a date column or the current time with days added or subtracted.
+        """Write a date column or the current time with days added or subtracted. Return None for other operands.
 
         The column is added to `shifted_columns`, because the sum of a date far in the past or future may wrap around.
         """
@@ -371,7 +373,7 @@ class SparkExpressions:
         return _shift(value, count, "DAY")
 
     def _add_months(self, node: Node, kind: str) -> exp.Expr | None:
-        """Write the current time with months added or subtracted.
+        """Write the current time with months added or subtracted. Return None for another time.
 
         Adding months to a column is not written, because no bounds of the column follow from it.
         """
@@ -428,6 +430,10 @@ def make_unknown_call() -> exp.Expr:
 
 
 def build_expression(literal: Literal) -> exp.Expr:
+    """Return the tree of a literal, or a call of an unknown function if the literal's kind has no tree here.
+
+    A condition with an unknown function leaves out no rows.
+    """
     text = literal.value
     match literal.kind:
         case "null":
@@ -440,6 +446,7 @@ def build_expression(literal: Literal) -> exp.Expr:
         case "date":
             return exp.cast(exp.Literal.string(text), exp.DataType.Type.DATE)
         case "timestamp":
+            # Instants are in UTC, and the shared rules read them as times without a zone.
             target_type = exp.DataType.build("TIMESTAMP(6)", dialect="trino")
             return exp.cast(exp.Literal.string(text.removesuffix(" UTC")), target_type)
         case "text":
@@ -450,7 +457,7 @@ def build_expression(literal: Literal) -> exp.Expr:
 def _is_in_utc(node: Node) -> bool:
     """Return whether an expression that depends on the time zone is evaluated in UTC.
 
-    A cast between a date and a time without a zone has no time zone.
+    The result is False for a cast between a date and a time without a zone, because such a cast has no time zone.
     """
     zone = node.timeZoneId()
     return bool(zone.isDefined()) and is_utc(zone.get())
@@ -458,6 +465,9 @@ def _is_in_utc(node: Node) -> bool:
 
 def _keeps_number(source: str, target: str) -> bool:
     """Return whether a cast of a number is exact for all values: the target has enough digits on both sides.
+
+    The result is True only for casts to decimals, and from int to bigint. For any other cast, it is False, even if the
+    cast is exact.
 
     Args:
         source: The Spark type of the number.

@@ -221,6 +221,10 @@ def _is_name(catalyst: Catalyst, text: str, names: tuple[str, ...]) -> bool:
 
 
 def insert_markers(text: str, references: Sequence[ReferencePosition]) -> str:
+    """Add an alias with the number of the reference (the marker) to each reference, as in `(t AS marker) AS t`.
+
+    Spark's analysed plan then shows to which reference each table belongs.
+    """
     replacements = []
     for number, reference in enumerate(references):
         replacements.append(Replacement(reference.start, reference.start, "("))

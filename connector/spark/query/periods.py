@@ -50,7 +50,10 @@ def find_period(catalyst: Catalyst, node: Node) -> TermPeriod | None:
 
 
 def _find_day_source(catalyst: Catalyst, node: Node) -> Node | None:
-    """Return the time attribute if the node is the day of such an attribute. Otherwise return None."""
+    """Return the attribute with a timestamp if the node is a cast of this attribute to its day. Otherwise return None.
+
+    The day of a timestamp with a time zone must be a day in UTC.
+    """
     if catalyst.find_kind(node) != "Cast" or catalyst.read_type(node) != "date":
         return None
     column, zone = node.child(), node.timeZoneId()

@@ -200,7 +200,7 @@ class PlanReader:
         The value is None if several subqueries have the same id.
         """
 
-    def read(self, plan: Node) -> None:
+    def push_conditions_down(self, plan: Node) -> None:
         """Push the conditions of the plan down to its tables.
 
         First, the whole plan is read. Then conditions are pushed down in the plan and in each subquery, because a
@@ -218,7 +218,11 @@ class PlanReader:
             raise PlanTooLarge from None
 
     def _read_rows(self, node: Node) -> _Rows:
-        """Return the rows of a node. A node that is not deterministic stops the pushdown of conditions."""
+        """Return the rows of a node. A node that is not deterministic stops the pushdown of conditions.
+
+        Raises:
+            PlanTooLarge: The plan has too many nodes.
+        """
         self._nodes_left -= 1
         if self._nodes_left < 0:
             raise PlanTooLarge
@@ -236,14 +240,18 @@ class PlanReader:
         return _Rows(PushdownBarrier(rows.relation), rows.columns, rows.sources)
 
     def _read_subquery(self, plan: Node) -> None:
-        """Read a subquery, and keep its rows. Comparisons with the subquery find them by the id of its first output."""
+        """Read a subquery, and store its relation under the id of its first output.
+
+        A comparison with the subquery uses this id to find the relation.
+        """
         relation = self._read_rows(plan).relation
         self._roots.append(relation)
         outputs = plan.output()
         if outputs.isEmpty():
             return
         number = self._catalyst.read_id(outputs.head())
-        # Two references to the same query of WITH have the same attribute ids.
+        # Two references to the same query of WITH have the same attribute ids. Such an id does not identify one of the
+        # subqueries, so None is stored, and comparisons with these subqueries leave out no rows.
         self._subqueries[number] = None if number in self._subqueries else relation
 
     def _read_node(self, node: Node, kind: str, children: Sequence[_Rows]) -> _Rows:
@@ -251,7 +259,7 @@ class PlanReader:
 
         Conditions pass through nodes that keep each row unchanged (`_SAME_ROWS`). They stop at nodes whose rows depend
         on each other (`_DEPENDENT_ROWS`), such as LIMIT. A window function lets only conditions on its partition keys
-        pass. Unknown nodes hide their rows.
+        pass. No condition passes an unknown node.
         """
         child = children[0]
         match kind:
@@ -297,7 +305,7 @@ class PlanReader:
         return _Rows(QueryBlock([table], 0, outputs, needs_rows=True), columns)
 
     def _read_constants(self, node: Node) -> _Rows:
-        """Read the columns of VALUES, or of the elements of an array."""
+        """Read the columns of VALUES, or of the elements of an array. The rows of other nodes are unknown."""
         columns = find_constant_columns(self._catalyst, node)
         if not columns:
             return _Rows(UnknownRelation())
@@ -375,7 +383,9 @@ class PlanReader:
     def _read_expand(self, node: Node, children: Sequence[_Rows]) -> _Rows:
         """Read GROUPING SETS, UNPIVOT and similar nodes, which create several rows from each row.
 
-        A grouping key is null in the rows of the grouping sets without this key.
+        A grouping key is null in the rows of the grouping sets without this key. An output is recorded only if all its
+        values that are not null are the same attribute of the child. No condition is pushed to the child if there are
+        more than `EXPANDED_VALUES_MAX` values.
         """
         child, projections, outputs = children[0], to_list(node.projections()), to_list(node.output())
         if len(projections) * len(outputs) > EXPANDED_VALUES_MAX:
@@ -546,6 +556,12 @@ class PlanReader:
             yield from iter_range_semi_joins(reference, source_limits, sources[source].relation)
 
     def _list_subquery_limits(self, key: _Key, op: str, other: Node) -> Iterator[Condition]:
+        """Yield the semi-joins that follow from the comparison of a column with a scalar subquery.
+
+        For each row of the outer query, a correlated subquery may have a different minimum or maximum, so only the
+        range of all values is used. If the comparison requires values beyond the minimum or maximum, the range of all
+        values is not used, because it gives a weaker limit.
+        """
         query = self._find_scalar_subquery(other)
         if query is None or not can_limit(key.kind, query.kind):
             return

@@ -188,7 +188,8 @@ def _flush_unplanned_streams(spark: SparkSession, frame: DataFrame) -> bool:
     """Flush the stream tables that Spark plans itself, because Spark's plans miss rows that wait for a flush.
 
     Returns:
-        Whether rows were flushed, so that the query has to load its tables again.
+        Whether rows were flushed, so that the query has to load its tables again. False after an error, which is only
+        logged. The query may then miss rows.
     """
     catalyst, names = Catalyst(spark), set()
     try:
@@ -294,7 +295,7 @@ class _Query:
         self._is_write = False
         self._settings: dict[str, str] = {}
         self._tables: dict[int, _Table] = {}
-        """The tables at the markers, by the number of the marker."""
+        """The tables, by the numbers of the markers: aliases that are added to the references in the text."""
         self._markers: dict[int, int] = {}
         """The numbers of the markers, by the ids of the tables' attributes."""
 
@@ -327,7 +328,7 @@ class _Query:
         return rewritten if cube is None else replace(rewritten, summary=f"{rewritten.summary}; {cube.text}", cube=cube)
 
     def _find_table_filter(self, name: str, alias: str, condition: str) -> Expression | None:
-        """Return a filter that is true for each row of a table that meets a condition, or None if there is none.
+        """Return a filter that is true for each row of a table that meets a condition, or None if none is known.
 
         The condition is read like the WHERE clause of a query on the table.
 
@@ -442,7 +443,7 @@ class _Query:
         self._find_tables(plan)
         reader = PlanReader(self._catalyst, self._find_marked_table)
         simplified_plan = self._catalyst.simplify(plan)
-        reader.read(simplified_plan)
+        reader.push_conditions_down(simplified_plan)
         uses = self._read_uses(simplified_plan)
         by_marker: defaultdict[int, list[Table]] = defaultdict(list)
         for read_table, marker in reader.tables.items():
@@ -592,7 +593,7 @@ class _Query:
             scans: The scans of these tables, by the number of the marker.
 
         Raises:
-            UnsupportedQuery: There is no plan. The message is the reason of a server that has refused a plan.
+            UnsupportedQuery: There is no plan. The message is a server's reason, or that plans keep too many files.
         """
         markers: dict[joining.PlannedScan, int] = {}
         plans: dict[joining.PlannedScan, TablePlanResponse] = {}

@@ -48,7 +48,7 @@ def read_table_uses(catalyst: Catalyst, plan: Node, markers: Mapping[int, int]) 
         reader.read(plan)
     except (_PlanTooLarge, RecursionError):
         return {}
-    return {marker: reader.build_use(marker) for marker in set(markers.values())}
+    return {table_number: reader.build_use(table_number) for table_number in set(markers.values())}
 
 
 class _UseReader:
@@ -67,25 +67,28 @@ class _UseReader:
         self._add_columns(self._catalyst.list_attributes(plan))
         self._read_node(plan)
 
-    def build_use(self, marker: int) -> TableUse:
-        columns = tuple(sorted(self._columns[marker]))
+    def build_use(self, table_number: int) -> TableUse:
+        columns = tuple(sorted(self._columns[table_number]))
         return TableUse(
-            tuple(sorted(self._grouping[marker])[:_KEYS_MAX]),
-            tuple(self._aggregates[marker])[:_KEYS_MAX],
+            tuple(sorted(self._grouping[table_number])[:_KEYS_MAX]),
+            tuple(self._aggregates[table_number])[:_KEYS_MAX],
             columns if len(columns) <= _COLUMNS_MAX else (),
         )
 
     def _read_node(self, node: Node) -> set[int]:
-        """Read a node and the nodes below it, and return the markers of its tables.
+        """Read a node and the nodes below it, and return the numbers of its tables.
 
         Nodes that only pass on columns (`_PASSING`) use no column. A projection uses only the columns from which it
         computes new values, because any other column counts only where a node above uses it.
+
+        Raises:
+            _PlanTooLarge: The plan has more than `_NODES_MAX` nodes.
         """
         self._nodes_left -= 1
         if self._nodes_left < 0:
             raise _PlanTooLarge
         kind, children = self._catalyst.find_kind(node), self._catalyst.list_children(node)
-        child_markers = set().union(*map(self._read_node, children))
+        child_tables = set().union(*map(self._read_node, children))
         if not children:
             return {
                 self._markers[number] for number, _ in self._catalyst.list_attributes(node) if number in self._markers
@@ -102,8 +105,8 @@ class _UseReader:
             for child in children:
                 self._add_columns(self._catalyst.list_attributes(child))
         if kind == "Aggregate":
-            self._read_aggregate(node, child_markers)
-        return child_markers
+            self._read_aggregate(node, child_tables)
+        return child_tables
 
     def _find_computed(self, project: Node) -> list[tuple[int, str]]:
         """Return the ids and names of the attributes from which a projection computes new values.
@@ -121,29 +124,29 @@ class _UseReader:
             if number in self._markers and len(name) <= _NAME_CHARACTERS_MAX:
                 self._columns[self._markers[number]].add(name)
 
-    def _read_aggregate(self, node: Node, child_markers: set[int]) -> None:
+    def _read_aggregate(self, node: Node, child_tables: set[int]) -> None:
         """Record the grouping keys and the aggregates of an aggregation for the tables whose columns they use.
 
         An aggregate of an expression is recorded without a column name for every table below the node.
 
         Args:
             node: The aggregation.
-            child_markers: The numbers of the tables below the node.
+            child_tables: The numbers of the tables below the node.
         """
         for key in to_list(node.groupingExpressions()):
             for number, name in self._catalyst.list_references(key):
-                for marker in self._find_possible_tables(number, name, child_markers):
-                    self._grouping[marker][name] = None
+                for table_number in self._find_possible_tables(number, name, child_tables):
+                    self._grouping[table_number][name] = None
         for aggregate in self._list_aggregates(to_list(node.aggregateExpressions())):
             function = aggregate.aggregateFunction()
             values = to_list(function.children())
             is_column = len(values) == 1 and self._catalyst.find_kind(values[0]) == "AttributeReference"
             (number, name) = next(iter(self._catalyst.list_references(values[0]))) if is_column else (0, "")
-            for marker in self._find_possible_tables(number, name, child_markers) if is_column else child_markers:
-                self._aggregates[marker][_FUNCTIONS.get(self._catalyst.find_kind(function), _OTHER), name] = None
+            for table_number in self._find_possible_tables(number, name, child_tables) if is_column else child_tables:
+                self._aggregates[table_number][_FUNCTIONS.get(self._catalyst.find_kind(function), _OTHER), name] = None
 
     def _list_aggregates(self, outputs: list[Node]) -> Iterator[Node]:
-        """Yield the aggregates in the outputs of an aggregation."""
+        """Yield the aggregates in the outputs of an aggregation. Only the first `_NODES_MAX` expressions are read."""
         pending_nodes, expressions_left = outputs[::-1], _NODES_MAX
         while pending_nodes and expressions_left:
             expression = pending_nodes.pop()
@@ -153,15 +156,15 @@ class _UseReader:
             elif self._catalyst.find_kind(expression) != "AttributeReference":
                 pending_nodes += to_list(expression.children())[::-1]
 
-    def _find_possible_tables(self, attribute_id: int, name: str, child_markers: set[int]) -> set[int]:
-        """Return the numbers of the tables to which an attribute may belong.
+    def _find_possible_tables(self, attribute_id: int, name: str, child_tables: set[int]) -> set[int]:
+        """Return the numbers of the tables to which an attribute may belong. There are none for a very long name.
 
-        The tables below the node have the numbers `child_markers`.
+        The tables below the node have the numbers `child_tables`.
 
         ROLLUP and subqueries change the ids of attributes. An attribute with a new id may belong to each table below
         the node, and the server drops names that a table does not have.
         """
         if len(name) > _NAME_CHARACTERS_MAX:
             return set()
-        marker = self._markers.get(attribute_id)
-        return child_markers if marker is None else {marker}
+        table_number = self._markers.get(attribute_id)
+        return child_tables if table_number is None else {table_number}

@@ -55,7 +55,11 @@ def build_expression(spark_filter: spark.Filter, schema: Schema) -> Expression |
 
 
 def _convert(spark_filter: spark.Filter, schema: Schema, *, negated: bool) -> Expression:
-    """Return an expression that is true for the rows for which the filter is true or, with `negated`, false."""
+    """Return an expression that is true for the rows for which the filter is true or, with `negated`, false.
+
+    Raises:
+        _FilterNotSupported: The expression cannot represent the filter.
+    """
     match spark_filter:
         case spark.Not(child):
             return _convert(child, schema, negated=not negated)

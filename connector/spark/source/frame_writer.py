@@ -70,7 +70,8 @@ def install() -> None:
 def _dispatch(original: Callable[..., None], replacement: Callable[..., None]) -> Callable[..., None]:
     """Return a method of DataFrameWriter that calls `replacement` for the format `seamark`, else `original`.
 
-    `save` and `saveAsTable` may set the format by an argument, which is the second argument if it has no name.
+    `save` and `saveAsTable` may set the format by an argument, which is the second argument if it has no name. The
+    attribute `seamark` shows that the method of DataFrameWriter is already replaced.
     """
 
     @functools.wraps(original)
@@ -280,7 +281,13 @@ def list_catalogs(spark: SparkSession) -> list[str]:
 
 
 def _find_target(spark: SparkSession, name: str | None, options: Mapping[str, str]) -> _Target:
-    """Return the table to write. Its server is the option `uri`, or the server of the catalog in its name."""
+    """Return the table to write.
+
+    Its server is the option `uri`, or else the server of the catalog in its name, or else that of SEAMARK_URL.
+
+    Raises:
+        InvalidRequest: The name is missing, or no server is known.
+    """
     if not name:
         raise InvalidRequest("Give the table: save('db.events'), or option('table', 'db.events')")
     levels = split_name(name.replace("`", ""))

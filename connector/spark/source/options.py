@@ -12,7 +12,8 @@ from seamark.connector.client.errors import InvalidRequest
 def open_client_and_table(options: Mapping[str, str]) -> tuple[SeamarkClient, str]:
     """Return a client of the server, and the name of the table, from the options `uri`, `token` and `table`.
 
-    The default of `uri` is the environment variable SEAMARK_URL. The names of the options are in lower case.
+    The option `path` replaces a missing `table`. The default of `uri` is the environment variable SEAMARK_URL. The
+    names of the options are in lower case.
 
     Raises:
         InvalidRequest: The server or the table is missing.

@@ -265,7 +265,13 @@ class RowReader:
 
 @dataclass
 class ReadTask(InputPartition):
-    """The input of one Spark task: the inserted or deleted rows in some files or parts of files."""
+    """The input of one Spark task: the inserted or deleted rows in some files or parts of files.
+
+    Attributes:
+        rows: The reader of the rows.
+        changes: The files or parts of files.
+        limit: The maximum number of rows, or None.
+    """
 
     rows: RowReader
     changes: list[SnapshotChange]
@@ -300,6 +306,7 @@ class BatchReader(DataSourceReader):
         if options.changes:
             return changes(client, table, options.start, cast("int", table.snapshot_id))
         if options.incremental:
+            # This raises an error on the driver if the start is not an ancestor of the end.
             list_snapshots_between(table, options.start, cast("int", table.snapshot_id))
             tasks = plan_appends(client, table, options.start, cast("int", table.snapshot_id), self._row_filter)
             return (SnapshotChange(INSERT, task) for task in tasks)
@@ -356,9 +363,10 @@ class StreamReader(DataSourceStreamReader):
         return _encode_offset(self._options.start if source_table.snapshot_id is None else source_table.snapshot_id)
 
     def partitions(self, start: dict[str, str], end: dict[str, str]) -> Sequence[InputPartition]:
-        """Return the tasks of a batch. Their rows have the schema that the table had at the start of the stream.
+        """Return the tasks of a batch. Their rows have the schema that the table had when the stream began.
 
-        Without a start, the batch has all rows of the table. Otherwise, it has the rows that were appended since then.
+        If the offset `start` is empty, the batch has all rows of the table at `end`. Otherwise, it has the rows that
+        were appended after `start`, up to `end`. If the table has no snapshot at `end`, the batch is empty.
         """
         options, first_id, last_id = self._options, _decode_offset(start), _decode_offset(end)
         if last_id is None or first_id == last_id:
@@ -374,7 +382,9 @@ class StreamReader(DataSourceStreamReader):
         return split_tasks((SnapshotChange(INSERT, task) for task in tasks), rows, options.split_bytes)
 
     def _check_only_appends(self, table: OpenTable, first_id: int, last_id: int) -> None:
-        """Check that the snapshots after `first_id` up to `last_id` only append rows.
+        """Check that the snapshots after `first_id` up to `last_id` only append rows, or rewrite files without changes.
+
+        With the option `skip-changes`, any snapshot is accepted.
 
         Raises:
             InvalidRequest: A snapshot deleted or rewrote rows, which a stream of rows cannot represent.
@@ -423,7 +433,8 @@ def _choose_for_limit(
 def split_tasks(snapshot_changes: Iterable[SnapshotChange], rows: RowReader, split_bytes: int) -> list[InputPartition]:
     """Divide files into tasks of about `split_bytes` bytes, or smaller tasks if there would be fewer than `TASKS_MIN`.
 
-    Large files are split at row groups.
+    Tasks become smaller only down to `SMALL_BYTES` bytes. Large files are split at row groups. Each file counts as
+    `OPEN_BYTES` bytes more than its size, because opening it takes time.
     """
     all_changes = list(snapshot_changes)
     total = sum(change.task.size_bytes + OPEN_BYTES for change in all_changes)

@@ -126,6 +126,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
         The commit stores the id of the query and the number of the batch. When Spark repeats a batch after a failure,
         the server recognizes it by these two values.
+
+        Raises:
+            InvalidRequest: The table was replaced by another table, Spark reports no id of the query, or the table has
+                later batches of the query.
         """
         # Spark creates a new writer for the commit. By then, the name may refer to another table.
         table_uuid = self._options.into.target.table_uuid
@@ -170,9 +174,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
             snapshot.build_summary_map()
             for snapshot in decode_table(engine_table.metadata, engine_table.location).snapshots
         )
-        later_numbers = [int(summary[SEQUENCE_KEY]) for summary in summaries if summary.get(PRODUCER_KEY) == name]
-        if snapshot_id is None or max(later_numbers, default=number) > number:
-            latest = max(later_numbers, default="a later one")
+        batch_numbers = [int(summary[SEQUENCE_KEY]) for summary in summaries if summary.get(PRODUCER_KEY) == name]
+        if snapshot_id is None or max(batch_numbers, default=number) > number:
+            latest = max(batch_numbers, default="a later one")
             raise InvalidRequest(
                 f"The table already has batch {number} of this query, and later batches up to {latest}: the checkpoint "
                 "is older than the table, and the batch may have different rows now. Nothing was written. Continue "

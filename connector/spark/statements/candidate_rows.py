@@ -128,7 +128,7 @@ def locate_by_filter(
     """Return the rows that match the filter.
 
     Raises:
-        MustRunInIceberg: Too many rows would have to be read.
+        MustRunInIceberg: Too many rows match, or would have to be read.
     """
     tasks = _check_read(restrict_to_rows(client, source_table, where, plan(client, source_table, where)), limits)
     read_plan = plan_read(source_table, names, where, positions=True)
@@ -156,7 +156,11 @@ def _find_exact_columns(keys: BatchKeys) -> Iterator[tuple[Field, pa.Array]]:
 
 
 def _check_read(tasks: Iterator[ScanTask], limits: StatementLimits) -> list[ScanTask]:
-    """Return the tasks, unless their files have too many rows."""
+    """Return the tasks.
+
+    Raises:
+        MustRunInIceberg: Their files have more than `limits.read_rows` rows.
+    """
     checked_tasks, rows = [], 0
     for task in tasks:
         checked_tasks.append(task)

@@ -195,6 +195,7 @@ class _Overwrite:
     """An INSERT OVERWRITE that Seamark's writers run."""
 
     path = INDEXED
+    """The way in which the statement runs, as `ExecutedStatement.path` reports it."""
     reason = "Seamark's writers build the table's index files"
 
     def __init__(self, spark: SparkSession, statement: Node) -> None:
@@ -309,7 +310,7 @@ class _LocatedStatement:
         return collect_rows(self._catalyst, self._builder, plan, role, self._limits.rows)
 
     def _insert_subqueries(self) -> None:
-        """Replace the subqueries of the condition by their evaluated rows."""
+        """Replace the subqueries of the condition by their evaluated rows. Further calls do nothing."""
         if self._subqueries and not self._inserted:
             replacements = [(part, self._builder.with_subquery(part, rows.plan)) for part, rows in self._subqueries]
             self._statement = self._statement.with_parts(self._builder, replacements)
@@ -442,7 +443,7 @@ class _LocatedStatement:
         return columns
 
     def _set_reason(self, source_table: OpenTable, key_values: KeyValues) -> KeyValues:
-        """Set `reason` to a description of the keys, and return the keys."""
+        """Set `reason` to a text that names the columns of a record index or of the keys, and return the keys."""
         index = self._find_index_columns(source_table, key_values)
         self.reason = (
             f"keys in {', '.join(key_values.names)}" if index is None else f"a record index on {', '.join(index)}"
@@ -450,7 +451,10 @@ class _LocatedStatement:
         return key_values
 
     def _find_index_columns(self, source_table: OpenTable, key_values: KeyValues) -> list[str] | None:
-        """Return the columns of a record index for which there are key values, or None if there is no such index."""
+        """Return the key columns of a record index, all with key values, or None if there is no such index.
+
+        If there are several, the index with the most columns is used.
+        """
         by_name = {field.name: field for field in source_table.schema.fields}
         indexed_fields = select_indexed_fields(source_table.metadata, [by_name[name] for name in key_values.names])
         return None if indexed_fields is None else [field.name for field in indexed_fields]
@@ -495,9 +499,10 @@ class _LocatedStatement:
 
 
 class _leave_errors_to_iceberg:  # noqa: N801
-    """A context manager that raises each error of its block, which is before a commit, as `_LeftToIceberg`.
+    """A context manager that raises each error of its block as `_LeftToIceberg`.
 
-    Iceberg then runs the statement. The rows of a statement are located if their files and positions are known.
+    The block runs before the commit, so nothing was changed. Iceberg then runs the statement. The rows of a statement
+    are located if their files and positions are known.
     """
 
     def __enter__(self) -> None:

@@ -79,7 +79,7 @@ def find_join_keys(
         outputs: The ids of the source's attributes.
         source: A function that returns a plan of the source's rows.
     """
-    numbers = frozenset(outputs)
+    source_ids = frozenset(outputs)
     pairs: dict[SparkColumn, Node] = {}
     parts = catalyst.list_operands(condition, "And")
     for part in parts:
@@ -87,7 +87,7 @@ def find_join_keys(
             continue
         for side, other in ((part.left(), part.right()), (part.right(), part.left())):
             column, used_ids = _find_column(catalyst, side, columns), catalyst.list_reference_ids(other)
-            if column is not None and used_ids and used_ids <= numbers and other.deterministic():
+            if column is not None and used_ids and used_ids <= source_ids and other.deterministic():
                 pairs.setdefault(column, other)
     if not pairs:
         return None

@@ -272,6 +272,9 @@ class ChangeQuery:
         Args:
             source_table: The table.
             replacements: Pairs of a node of the query and its replacement.
+
+        Raises:
+            ValueError: The result has an unknown operation.
         """
         query = self._builder.replace_nodes(self._statement.query, replacements)
         names = [field.name for field in source_table.schema.fields]

@@ -91,7 +91,7 @@ class RowStatementReader:
             raise MustRunInIceberg("the statement may change the table's schema")
         if kind == MERGE and not statement.notMatchedBySourceActions().isEmpty():
             raise MustRunInIceberg("WHEN NOT MATCHED BY SOURCE can change every stored row")
-        name = self._make_name_node(statement.targetTable() if kind == MERGE else statement.table())
+        name = self._find_name_node(statement.targetTable() if kind == MERGE else statement.table())
         table = self._catalyst.analyze(name)
         relation = find_target_relation(self._spark, table)
         target = find_relation_target(self._catalyst, relation)
@@ -110,7 +110,12 @@ class RowStatementReader:
 
     # The target
 
-    def _make_name_node(self, node: Node) -> Node:
+    def _find_name_node(self, node: Node) -> Node:
+        """Return the node with the name of the target table, which may be below aliases.
+
+        Raises:
+            MustRunInIceberg: The target is not the name of a table.
+        """
         while self._catalyst.find_kind(node) == "SubqueryAlias":
             node = node.child()
         if self._catalyst.find_kind(node) != "UnresolvedRelation":
@@ -164,6 +169,8 @@ class RowStatementReader:
         stored_leaf = self._find_stored(query, target, copy)
         if kind == MERGE:
             join = self._find_above(query, stored_leaf, "Join")
+            # Without a clause for matched rows, Spark appends rows of the source, which is the left side of the join.
+            # Otherwise, the left side is the table.
             source = join.left() if command == "AppendData" else join.right()
             appends = command == "AppendData"
             return RowStatement(kind, target, query, stored_leaf, source, join.condition().get(), appends, join=join)
@@ -195,7 +202,11 @@ class RowStatementReader:
         return stored_leaves[0]
 
     def _find_above(self, query: Node, leaf: Node, kind: str) -> Node:
-        """Return the lowest node of this kind above the leaf."""
+        """Return the lowest node of this kind above the leaf.
+
+        Raises:
+            MustRunInIceberg: The leaf is in a subquery, or there is no such node.
+        """
         node, ancestor = query, None
         while not node.fastEquals(leaf):
             if self._catalyst.find_kind(node) == kind:

@@ -26,6 +26,10 @@ def _translate_element(expressions: Expressions, node: exp.Expr, scope: NameScop
 
     An element that does not exist is null for `element_at`, and an error for the brackets. Negative positions, which
     count from the end, are allowed only in `element_at`.
+
+    Raises:
+        InvalidRequest: The position is 0, or is negative in brackets.
+        UnsupportedInDuckDB: The value is not an array or a map, or the form of the access is not translated.
     """
     check_args(node, frozenset(("this", "expressions", "offset", "safe")))
     value = expressions.translate_value(node.this, scope)
@@ -60,6 +64,9 @@ def _translate_map_value(
 
     A key that does not exist gives null if `is_safe` is true, as in `element_at`, and an error otherwise. Float keys
     are not translated, because DuckDB compares NaN and the two zeros differently.
+
+    Raises:
+        UnsupportedInDuckDB: The key has another type than the keys of the map, or is not translated.
     """
     assert value.type.key is not None
     assert value.type.element is not None
@@ -90,9 +97,12 @@ def _translate_cardinality(expressions: Expressions, node: exp.Expr, scope: Name
 
 
 def _translate_contains(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
-    """Translate `contains`. It is null if the array has nulls, and no element is equal to the value.
+    """Translate `contains`. It is null if the value is null, or if no element is equal to it and the array has nulls.
 
     DuckDB's aggregate `count` leaves nulls out, so a count below the length of the array shows that it has nulls.
+
+    Raises:
+        UnsupportedInDuckDB: The types of the array and the value are not translated.
     """
     check_args(node, frozenset(("this", "expression", "ensure_variant")))
     array, value = expressions.translate_values([node.this, node.expression], scope)
@@ -119,6 +129,10 @@ def translate_unnest(
 
     Returns:
         The query, and the name and the type of each of its columns.
+
+    Raises:
+        InvalidRequest: The alias has another number of names than there are columns.
+        UnsupportedInDuckDB: There is not exactly one array, or its elements are rows or cannot be read.
     """
     check_args(node, frozenset(("expressions", "alias", "offset")))
     array = expressions.translate_value(node.expressions[0], scope) if len(node.expressions) == 1 else None

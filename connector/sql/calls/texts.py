@@ -35,7 +35,13 @@ def _translate_length(expressions: Expressions, node: exp.Expr, scope: NameScope
 
 
 def _translate_split_part(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
-    """Translate `split_part` to a list, because DuckDB's function returns an empty text for a field that is absent."""
+    """Translate `split_part` to a list, because DuckDB's function returns an empty text for a field that is absent.
+
+    Raises:
+        InvalidRequest: The value is not a text.
+        UnsupportedInDuckDB: The delimiter or the number of the field is not a valid literal, or the value is binary or
+            nested.
+    """
     check_args(node, frozenset(("this", "delimiter", "part_index")))
     delimiter, index = node.args["delimiter"], node.args["part_index"]
     if not (isinstance(delimiter, exp.Literal) and delimiter.is_string and str(delimiter.this)):
@@ -51,7 +57,12 @@ def _translate_split_part(expressions: Expressions, node: exp.Expr, scope: NameS
 
 
 def _translate_concat_with_separator(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
-    """Translate `concat_ws`. In both engines, null arguments are left out, and a null separator gives null."""
+    """Translate `concat_ws`. In both engines, null arguments are left out, and a null separator gives null.
+
+    Raises:
+        InvalidRequest: An argument is not a text.
+        UnsupportedInDuckDB: There is no text to join, or an argument is binary or nested.
+    """
     check_args(node, frozenset(("expressions", "safe", "coalesce")))
     values = [
         require_type(argument, VARCHAR, node) for argument in expressions.translate_values(node.expressions, scope)

@@ -40,7 +40,12 @@ _YEAR_MAX = 9999
 
 
 def _translate_addition(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
-    """Translate `date_add`, whose number of units must be a literal."""
+    """Translate `date_add`.
+
+    Raises:
+        UnsupportedInDuckDB: The number of units is not a literal, or is too large. Or the unit or the type is not
+            translated.
+    """
     check_args(node, frozenset(("this", "expression", "unit")))
     count, unit = node.expression, node.text("unit").upper()
     sign = "-" if isinstance(count, exp.Neg) else "+"
@@ -75,7 +80,12 @@ def _translate_date(expressions: Expressions, node: exp.Expr, scope: NameScope) 
 
 
 def _translate_constant_time(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
-    """Translate functions that parse a literal: `from_iso8601_date`, `date_parse` and `from_unixtime`."""
+    """Translate functions that parse a literal: `from_iso8601_date`, `date_parse` and `from_unixtime`.
+
+    Raises:
+        InvalidRequest: The literal is not a valid date or time.
+        UnsupportedInDuckDB: The argument is not a literal of a date or time.
+    """
     literal = parse_literal(node, casts_decimal=True)
     if literal is None or literal.kind not in ("date", "timestamp"):
         raise UnsupportedInDuckDB(f"{describe(node)} is not translated")
@@ -88,7 +98,11 @@ def _translate_constant_time(expressions: Expressions, node: exp.Expr, scope: Na
 def _translate_format(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     """Translate `date_format` with fields of a fixed length.
 
-    A year before 0 or after 9999 is an error.
+    A year before 0 or after 9999 is an error of the query.
+
+    Raises:
+        InvalidRequest: The translated expression is too long.
+        UnsupportedInDuckDB: The format has other fields or is no literal, or the value is no date or timestamp.
     """
     check_args(node, frozenset(("this", "format")))
     pattern = node.args.get("format")

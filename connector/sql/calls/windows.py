@@ -33,6 +33,10 @@ def translate_window(expressions: Expressions, node: exp.Expr, scope: NameScope)
 
     Ranks and shifts (`lag`, `lead`) need an order and have no frame. The result is cast to Trino's type, because DuckDB
     returns other integer types. A sum of decimals has its own translation, which detects an overflow.
+
+    Raises:
+        UnsupportedInDuckDB: The function, its order or its frame is not translated.
+        InvalidRequest: The frame ends before its start.
     """
     check_args(node, frozenset(("this", "partition_by", "order", "spec", "over")))
     function, order, spec = node.this, node.args.get("order"), node.args.get("spec")
@@ -84,7 +88,11 @@ def _translate_rank(function: exp.Expr) -> str:
 
 
 def _translate_shift(expressions: Expressions, function: exp.Expr, scope: NameScope) -> tuple[str, SqlType]:
-    """Translate `lag` and `lead`, whose number of rows must be a literal."""
+    """Translate `lag` and `lead`, and return the SQL and the type of the result.
+
+    Raises:
+        UnsupportedInDuckDB: The number of rows is not a literal, or the value has no type, but the default has one.
+    """
     check_args(function, frozenset(("this", "offset", "default")))
     value, offset, default = expressions.translate_value(function.this, scope), function.args.get("offset"), None
     rows = 1 if offset is None else read_whole_number(offset, _NUMBER_MAX)
@@ -139,7 +147,7 @@ def _translate_frame(spec: exp.Expr, node: exp.Expr) -> str:
 
 
 def _translate_bound(bound: exp.Expr | str | None, side: str | None) -> tuple[str, int] | None:
-    """Return a bound of a frame in DuckDB's SQL and its rank, or None if the bound is not translated.
+    """Return a bound of a window frame in DuckDB's SQL and its rank, or None if the bound is not translated.
 
     The rank grows from 0 for the first row of the partition to 4 for its last row.
     """
@@ -160,7 +168,11 @@ def _translate_bound(bound: exp.Expr | str | None, side: str | None) -> tuple[st
 
 
 def translate_sort_key(value: SqlValue, node: exp.Expr) -> str:
-    """Return a key of ORDER BY in DuckDB's SQL. Nulls are last in both directions, unless it has NULLS FIRST."""
+    """Return a key of ORDER BY in DuckDB's SQL. Nulls are last in both directions, unless `node` has NULLS FIRST.
+
+    Raises:
+        UnsupportedInDuckDB: Values of this type cannot be sorted.
+    """
     if not value.type.is_comparable:
         raise UnsupportedInDuckDB(f"{describe(node)}: values of the type {value.type} cannot be sorted")
     direction = "DESC" if node.args.get("desc") else "ASC"

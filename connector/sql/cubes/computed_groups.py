@@ -165,7 +165,9 @@ def _count_bytes(batch: pa.RecordBatch | None) -> int:
 def _compute_groups(
     table: OpenTable, table_uuid: str, cube: IndexDefinition, file: ScanTask, dimensions: Dimensions
 ) -> pa.RecordBatch | None:
-    """Return the groups of a data file, or None if they cannot be computed, or are not much fewer than its rows.
+    """Return the groups of a data file, or None if they cannot be computed or are not useful.
+
+    They are not useful if they are not much fewer than the rows of the file, or take more than `_BATCH_BYTES_MAX`.
 
     The groups are computed in the way in which the server builds the cube's entry of a file (its groups in an index
     file). The parameter `shrink` is the minimum number of rows for each group. It is smaller here than in a build,

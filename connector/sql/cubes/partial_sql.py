@@ -20,7 +20,7 @@ from seamark.formats.index.keys.measures import MAX
 
 
 def count_value(value: str) -> str:
-    """Return 1, or 0 if the value of a row is null, in DuckDB's SQL."""
+    """Return an expression in DuckDB's SQL whose value is 0 if `value` is null, and otherwise 1."""
     return f"CASE WHEN {value} IS NULL THEN 0 ELSE 1 END"
 
 

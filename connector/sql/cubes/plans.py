@@ -143,8 +143,8 @@ def plan_cube(
         computed_groups: The groups of files without entries. If it is None, the rows of these files are read.
 
     Returns:
-        The reads of rows. Then the plan with the cube, or a summary with the reason why no cube is used, or None if no
-        table of the query has a cube.
+        Two values. The first is the reads of rows. The second is the plan with the cube, or a summary with the reason
+        why no cube is used, or None if no table of the query has a cube.
     """
     if not isinstance(choice, CubeChoice):
         reads = planner.plan()

@@ -153,14 +153,14 @@ class _UsedPartial:
         row_sql: The partial aggregate of one row, in DuckDB's SQL. Rows of files without groups become groups of one
             row.
         kind: The type of this column in the union of groups and rows.
-        operand: The type of the aggregated values.
+        operand_type: The type of the aggregated values.
     """
 
     partial: Partial
     column: str
     row_sql: str
     kind: SqlType
-    operand: SqlType
+    operand_type: SqlType
 
 
 def translate_over_cube(
@@ -197,7 +197,7 @@ def translate_over_cube(
 
 
 def check_form(tree: exp.Expr) -> None:
-    """Check that the query is a single SELECT from tables, and that it groups rows.
+    """Check that the query is a single SELECT from tables, groups rows, and has no window function and no `*`.
 
     Raises:
         NotFromCube: The query does not have this form.
@@ -219,7 +219,7 @@ def check_form(tree: exp.Expr) -> None:
 
 
 def _check_joins(tree: exp.Expr, facts: exp.Table) -> None:
-    """Check that no outer join adds a row without a partner in the facts, because such a row is in no group.
+    """Check that no outer join adds a row without a matching row of the facts, because such a row is in no group.
 
     A LEFT JOIN adds such rows if the facts are its right side. A RIGHT JOIN adds them if the facts are on its left side
     or are joined later.
@@ -238,7 +238,7 @@ def _check_joins(tree: exp.Expr, facts: exp.Table) -> None:
 
 
 def _check_measures(tree: exp.Expr, schema: Schema, cube: IndexDefinition) -> None:
-    """Check that the cube has measures of the columns that the query counts and adds.
+    """Check that the cube has measures of the columns that the query counts, adds and averages.
 
     The translation would also find a missing measure. This check takes less time, and most queries fit only one of many
     cubes.
@@ -280,7 +280,8 @@ class _Dimension:
     def query_path(self) -> tuple[str, ...]:
         """The path by which the query refers to the dimension, in lower case.
 
-        A truncated time has a path that no statement can contain, and that replaces calls such as `date_trunc`.
+        A dimension may be a truncated time. Calls such as `date_trunc` are then replaced by a hidden name, which no
+        statement can contain.
         """
         return tuple(name.lower() for name in self.path) if self.time is None else self.time.hidden_path
 
@@ -292,18 +293,19 @@ class _CubeTranslation(Translation):
         self,
         tables: Sequence[StoredTable],
         open_tables: Sequence[OpenTable],
-        facts: int,
+        facts_number: int,
         cube: IndexDefinition,
         now: datetime,
         *,
         floats: bool,
     ) -> None:
         super().__init__(lambda node: tables[self._numbers_by_node[id(node)]].columns, now)
-        self._tables_without_cube, self._open_tables, self._facts, self._cube = tables, open_tables, facts, cube
+        self._tables_without_cube, self._open_tables = tables, open_tables
+        self._facts_number, self._cube = facts_number, cube
         self._numbers_by_node: dict[int, int] = {}
         self._tables_by_number: dict[int, StoredTable] = {}
         self._replaced_tables: Sequence[ReplacedTable] = ()
-        schema = open_tables[facts].schema
+        schema = open_tables[facts_number].schema
         self._row_expressions = Expressions(self.translate_query, translate_function, now)
         self.expressions = Expressions(self.translate_query, self._translate_function, now)
         self._floats = floats
@@ -339,8 +341,11 @@ class _CubeTranslation(Translation):
         }
         self._used_partials: dict[str, _UsedPartial] = {}
         self._all_stored = NameScope((), {})
+        """The stored columns of all tables that were translated."""
         self._row_joins: list[tuple[str, VisibleColumn, VisibleColumn]] = []
+        """The dimension tables that rows without groups are joined with, their key columns, and the partner columns."""
         self._row_attributes: dict[str, str | VisibleColumn] = {}
+        """The attributes of these dimension tables, by the name of the column in the groups: SQL, or a column."""
 
     def run(self, tree: exp.Expr) -> CubeQuery:
         """Translate the query to SQL over the groups, and to SQL over the union of the groups and other rows.
@@ -364,7 +369,7 @@ class _CubeTranslation(Translation):
         }
         self._numbers_by_node = {id(node): number for number, node in sources.items()}
         self._replaced_tables = remove_tables(
-            new_tree, sources, self._tables_without_cube, self._open_tables, self._facts, self._cube
+            new_tree, sources, self._tables_without_cube, self._open_tables, self._facts_number, self._cube
         )
         query, _ = self.translate_query(new_tree, NameScope((), {}))
         row_values = {column: self._write_row_dimension(column) for column in self._groups.used}
@@ -384,10 +389,10 @@ class _CubeTranslation(Translation):
         query_start = f"WITH {_UNION}({', '.join(columns)}) AS"
         union_text = f"{query_start} ({from_groups} UNION ALL {rows_text}) {query}"
         groups_text = f"{query_start} ({from_groups}) {query}"  # No file is read if the cube covers all files.
-        attributes = {table.number: table.attributes for table in self._replaced_tables}
+        attributes, names = {table.number: table.attributes for table in self._replaced_tables}, tuple(columns)
         corrected_query = self._subtract_deleted_rows(query_start, query, columns, row_values, rows_text, source)
         return CubeQuery(
-            union_text, groups_text, corrected_query, self._tables_by_number, self._facts, attributes, tuple(columns)
+            union_text, groups_text, corrected_query, self._tables_by_number, self._facts_number, attributes, names
         )
 
     def _subtract_deleted_rows(
@@ -431,7 +436,7 @@ class _CubeTranslation(Translation):
             f"-CAST({partials_by_column[column].row_sql} AS {name_duckdb_type(partials_by_column[column].kind)})"
             for column in partials
         ]
-        facts_relation = WITHOUT_PUSHDOWN.format(self._tables_by_number[self._facts].name)
+        facts_relation = WITHOUT_PUSHDOWN.format(self._tables_by_number[self._facts_number].name)
         deleted_rows_source = source.replace(facts_relation, WITHOUT_PUSHDOWN.format(DELETED_ROWS), 1)
         kinds = {column: name_duckdb_type(partials_by_column[column].kind) for column in partials}
         groups = [*keys, *(f"CAST({column} AS {kinds[column]}) AS {column}" for column in partials)]
@@ -456,7 +461,7 @@ class _CubeTranslation(Translation):
         The count is needed to subtract deleted rows: a sum of no remaining values is null and not 0. Sums of floats are
         not exact, so rows cannot be subtracted from them.
         """
-        kind, operand = used_partial.operand, used_partial.partial.operand
+        kind, operand = used_partial.operand_type, used_partial.partial.operand
         is_exact = kind.is_integer or (kind.name == "decimal" and kind.precision <= _SUBTRACTED_PRECISION_MAX)
         if used_partial.partial.function != SUM or operand is None or not is_exact:
             return None
@@ -480,7 +485,7 @@ class _CubeTranslation(Translation):
         source, fields = super()._translate_table(node, alias, outer)
         self._tables_by_number[number] = self.tables[-1]
         self._all_stored = NameScope((*self._all_stored.fields, *fields), {})
-        if number != self._facts:
+        if number != self._facts_number:
             return source, fields
         self._source = source
         self._stored_names = NameScope(fields, {})
@@ -516,8 +521,8 @@ class _CubeTranslation(Translation):
     def _join_dimension_table(self, table: ReplacedTable, outer: NameScope) -> Iterator[VisibleColumn]:
         """Join a dimension table to the rows of files that the cube does not cover, and yield its attributes.
 
-        The groups already contain these attributes. The join repeats no row, because a cube is only built if the key
-        of the dimension table is unique.
+        The first result is a hidden column: whether a row has a match. The groups already contain all results. The join
+        repeats no row, because a cube is only built if the key of the dimension table is unique.
         """
         source, fields = self._translate_table(table.node, table.node.args.get("alias"), outer)
         stored_fields = {field.stored[1]: field for field in fields if field.stored is not None}
@@ -604,7 +609,7 @@ class _CubeTranslation(Translation):
                 if (
                     target is None
                     or target[0].stored is None
-                    or target[0].stored[0] is not self._tables_by_number[self._facts]
+                    or target[0].stored[0] is not self._tables_by_number[self._facts_number]
                 ):
                     return None
                 visible, names = target
@@ -653,7 +658,7 @@ class _CubeTranslation(Translation):
             return combine_extremes(function, SqlValue(partial_columns[0], used_partials[0].kind))
         if function == COUNT:
             return SqlValue(f"CAST(coalesce(sum({partial_columns[0]}), 0) AS BIGINT)", BIGINT)
-        kind = used_partials[0].operand
+        kind = used_partials[0].operand_type
         if kind.is_float and not self._floats:
             raise NotFromCube(f"{describe(node)} adds floats, which the session excludes")
         if function == AVG and kind.is_integer and not self._floats:

@@ -83,14 +83,17 @@ class AcceptedLogins:
             return False
 
     async def close(self) -> None:
-        """Cancel the requests to Trino."""
+        """Cancel the running checks of logins with Trino, and wait until they have ended."""
         tasks = list(self._login_checks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _ask_trino(self, login: bytes, coordinator: Coordinator, headers: CIMultiDict[str]) -> bool:
-        """Send a request with the login to Trino, and remember the login for a time if Trino accepts it."""
+        """Send a request with the login to Trino, and return whether Trino accepts it.
+
+        An accepted login is remembered for a time. The result is False if Trino does not answer.
+        """
         try:
             async with await self._send("GET", coordinator, LOGIN_PATH, headers) as response:
                 status = response.status

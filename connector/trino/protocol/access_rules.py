@@ -100,9 +100,10 @@ def decide_access(answer: bytes, inputs: PlanInputs) -> RuleDecision:
         inputs: The tables and columns by which files were pruned.
 
     Returns:
-        `UNKNOWN` if the response does not describe all tables of the statement. `FORBIDDEN` if a rule hides rows or
-        values by which files were pruned, or if Trino requires a condition on partition columns. Any rule forbids an
-        EXPLAIN, because the shown files may reveal hidden rows.
+        `UNKNOWN` if the response cannot be decoded, or does not describe all tables of the statement. `FORBIDDEN` if a
+        rule hides rows or values by which files were pruned, or if Trino requires a condition on partition columns. Any
+        rule forbids an EXPLAIN, because the shown files may reveal hidden rows. Otherwise `NO_RULES` if no table has a
+        rule, and `NO_EFFECT` if the rules hide nothing by which files were pruned.
     """
     try:
         query = convert_json(answer, _Query)
@@ -139,15 +140,20 @@ def parse_columns_read(answer: bytes) -> dict[TableName, frozenset[str]]:
 
 
 def _is_forbidden(table: _Table, inputs: PlanInputs) -> bool:
+    """Return whether a row filter or a column mask of a table may hide rows or values by which files were pruned."""
     if not table.rules:
         return False
+    # Any rule on a view that is read through a plan view, or on a plan table itself, forbids the statement.
     if table.name in inputs.views or PLAN_MARK in table.table:
         return True
+    # A rule with a subquery depends on other tables.
     if any(_SUBQUERY.search(rule) for rule in table.rules):
         return True
+    # Pruning by a masked column would reveal its values.
     masked_columns = {column.column.lower() for column in table.columns if column.mask is not None}
     if masked_columns & inputs.columns.get(table.name, frozenset()):
         return True
+    # Hidden rows must not prune the files of other tables, and must not be part of the groups of a cube.
     return bool(table.filters) and table.name in inputs.limiting | inputs.aggregated
 
 

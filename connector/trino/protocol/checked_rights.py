@@ -54,7 +54,7 @@ class CheckedRights:
         return self._until_s.get(self._hash(coordinator, headers, check), 0.0) > self._now_s()
 
     def remember(self, coordinator: Coordinator, headers: CIMultiDict[str], check: str) -> None:
-        """Record that a check has succeeded.
+        """Record that a check has succeeded, unless the settings disable this.
 
         Args:
             coordinator: The coordinator that has checked the rights.

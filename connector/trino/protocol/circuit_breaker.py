@@ -51,7 +51,7 @@ class Breaker:
     def record_failure(self) -> None:
         """Record a failed call. The breaker opens after `FAILURES_MAX` failures, or after the failure of a trial.
 
-        After each failed trial, it stays open for twice as long.
+        After each failed trial, it stays open for twice as long, up to `BACKOFF_MAX_S`.
         """
         if self._open_until_s is not None and not self._is_trial:
             return  # The failed call started before the breaker opened.

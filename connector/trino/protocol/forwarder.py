@@ -179,7 +179,7 @@ class Forwarder:
         headers: CIMultiDict[str],
         body: Body = None,
     ) -> aiohttp.ClientResponse:
-        """Send a request, and return the coordinator's response. Its body has not been read.
+        """Send a request, and return the coordinator's response, whose body has not been read.
 
         Args:
             method: The HTTP method.
@@ -218,8 +218,8 @@ class Forwarder:
     ) -> web.StreamResponse:
         """Send the request to the first coordinator that can be reached, and return its response with `extra_headers`.
 
-        The response has the status 502 if no coordinator can be reached, or if the reached coordinator does not
-        respond.
+        The response has the status 502 if no coordinator can be reached, or if the connection to the reached
+        coordinator fails. It has the status 504 if this coordinator has not answered within the time limit.
 
         Args:
             response_handler: A handler that creates the client's response from the coordinator's response, which is
@@ -266,7 +266,11 @@ async def _send_to_client(
 ) -> web.StreamResponse:
     """Send the coordinator's response to the client.
 
-    A small response is sent as a whole. The chunks of other responses are sent as they arrive.
+    A small response is sent as a whole. The chunks of other responses are sent as they arrive. If the coordinator's
+    response ends before its body, the client gets the status 502.
+
+    Raises:
+        ConnectionResetError: The body ended early, after its first part was sent. The client's connection is closed.
     """
     headers = make_response_headers(answer, extra_headers)
     try:

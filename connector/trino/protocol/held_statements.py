@@ -99,13 +99,7 @@ class Failure:
 
 
 class FollowedStatement:
-    """Polls one statement on behalf of the client.
-
-    Attributes:
-        get: A function that requests a URI of the coordinator.
-        decide_by_rules: A function that decides by the access rules about the query with an id, or None to check no
-            rules.
-    """
+    """Polls one statement on behalf of the client."""
 
     def __init__(
         self,
@@ -114,6 +108,14 @@ class FollowedStatement:
         hold_s: float,
         decide_by_rules: Callable[[str], Awaitable[RuleDecision]] | None = None,
     ) -> None:
+        """Prepare to poll a statement.
+
+        Args:
+            get: A function that requests a URI of the coordinator.
+            hold_s: The maximum time in seconds for which the statement is polled before the client receives a response.
+            decide_by_rules: A function that decides by Trino's row filters and column masks about the query with an id,
+                or None to check no rules.
+        """
         self._get = get
         self._decide_by_rules = decide_by_rules
         self._decision_task: asyncio.Task[RuleDecision] | None = None
@@ -156,7 +158,8 @@ class FollowedStatement:
 
         Responses are read ahead until Trino has started to read files. The returned response is the last response
         before that, so the client still receives all rows. Its `is_allowed` is True if Trino has planned the statement,
-        because Trino checks the sender's rights to the tables before.
+        because Trino checks the sender's rights to the tables before. The access rules, which are row filters and
+        column masks, can still forbid the response (`_apply_rules`).
 
         Returns:
             The response for the client, or the failure after which the original statement can be sent.
@@ -212,6 +215,11 @@ class FollowedStatement:
             return RuleDecision.UNKNOWN
 
     async def _apply_rules(self, answer: TrinoResponse) -> TrinoResponse | Failure:
+        """Return a response with the decision by Trino's access rules, or a failure if the client must not receive it.
+
+        The access rules are the row filters and column masks of the tables. Error responses contain no rows, so they
+        are not checked.
+        """
         if self._decide_by_rules is None or answer.status != 200:
             return answer
         if self._decision_task is not None:

@@ -68,6 +68,7 @@ class PlanWithdrawal:
         """Record a plan that the catalog has returned, so that it is withdrawn when no statement needs it.
 
         If the plan was withdrawn after it was requested, it no longer exists. It is then recorded as withdrawn.
+        If `_KNOWN_MAX` plans are recorded already, the plan is not recorded, and exists until its lease ends.
 
         Args:
             plan: The plan.
@@ -132,7 +133,7 @@ class PlanWithdrawal:
         await self._withdraw(math.inf)
 
     async def _sweep(self) -> None:
-        """Withdraw idle plans periodically, as long as there are plans."""
+        """Withdraw idle plans periodically, as long as there are plans. Forget withdrawals after `_REMEMBERED_S`."""
         while self._plans:
             await asyncio.sleep(self._idle_s / 2)
             now_s = time.monotonic()
@@ -182,5 +183,5 @@ class PlanWithdrawal:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
         for state in self._plans.values():
-            state.statements = 0
-        await self._withdraw(math.inf)
+            state.statements = 0  # The proxy ends, so no statement of the proxy needs a plan.
+        await self._withdraw(math.inf)  # The limit is infinite, so plans that were used just now are included.

@@ -69,7 +69,10 @@ class QueuedStatements:
 
 
 def _find_query_id(target: str) -> str | None:
-    """Return the query id in a path of Trino's queue, or None for other paths. The id follows the levels `_QUEUED`."""
+    """Return the query id in a path of Trino's queue, or None for other paths.
+
+    The id follows the levels `_QUEUED`, and at least one further level follows the id.
+    """
     prefix_length = len(_QUEUED)
     parts = target.split("/", prefix_length + 1)
     has_id = len(parts) == prefix_length + 2 and parts[:prefix_length] == _QUEUED

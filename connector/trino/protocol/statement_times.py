@@ -66,7 +66,8 @@ class StatementTimes:
 
         Args:
             send: A function that reports the time of a statement for one table. Its arguments are the read, the time
-                in seconds, and all tables of the statement. The tables are empty, except in one report of a statement.
+                in seconds, and the tables of the statement. Only one report of a statement has its tables. In the other
+                reports, this argument is empty.
         """
         self._send = send
         self._measurements: dict[str, _Measurement] = {}
@@ -75,6 +76,8 @@ class StatementTimes:
 
     def start(self, target: str | None, reads: Sequence[PlannedRead], began_s: float) -> None:
         """Start to measure a statement whose next page is at `target`. Without a next page, the statement has ended.
+
+        Nothing is measured if no read is counted, or if too many statements are being measured.
 
         Args:
             target: The path of the next page, or None.
@@ -117,7 +120,10 @@ class StatementTimes:
         self._timers[query_id] = asyncio.get_running_loop().call_later(delay_s, self._report_if_idle, query_id)
 
     def _report_if_idle(self, query_id: str) -> None:
-        """Report a statement if its client has requested no page for `_IDLE_S`. Otherwise, check it again later."""
+        """Report the time of a statement, and measure it no longer, if its client has requested no page for `_IDLE_S`.
+
+        Otherwise, check it again later.
+        """
         measurement = self._measurements[query_id]
         remaining_s = measurement.ended_s + _IDLE_S - time.monotonic()
         if remaining_s > 0:
@@ -137,7 +143,7 @@ class StatementTimes:
             async with asyncio.timeout(_REPORT_S):
                 for planned_read in measurement.reads:
                     await self._send(planned_read, seconds, tables)
-                    tables = ()
+                    tables = ()  # Only the first report of a statement has its tables.
         except (ClientError, TimeoutError) as error:
             _log.debug("time not reported", error=str(error) or type(error).__name__)
 

@@ -172,6 +172,11 @@ class TableStatements:
     ) -> tuple[MaintenanceRequest, Session] | None:
         """Return the statement and its session, or None if the body has to be sent to Trino.
 
+        Args:
+            body: The body of the request.
+            headers: The headers of the request.
+            trust_time_zone: Whether the time zone in the client's headers is the session's time zone.
+
         Raises:
             InvalidRequest: The statement is invalid.
         """
@@ -389,7 +394,9 @@ async def run_at_trino(statement: str, send: Send) -> str:
     """Run a statement in Trino to its end, and return the id of the query.
 
     Raises:
-        NotAllowed: The statement fails. The error is Trino's error.
+        NotAllowed: The statement fails, with Trino's error. Or Trino's response has another HTTP status than 200, or is
+            too long. The error is then PERMISSION_DENIED.
+        aiohttp.ClientPayloadError: Trino's response is not JSON.
     """
     response = await send("POST", "/v1/statement", statement.encode())
     while True:

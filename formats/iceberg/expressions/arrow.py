@@ -70,7 +70,7 @@ def build_arrow_array(kind: str, values: Iterable[Value | None]) -> pa.Array:
     and a UUID is bytes.
 
     Raises:
-        ValueError: A value is out of range.
+        ValueError: A value is out of range, or does not have the type.
     """
     arrow_type = _to_primitive_type(kind)
     # Dates and times are numbers, so build arrays of numbers, and then change the type.

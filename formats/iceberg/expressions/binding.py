@@ -149,7 +149,7 @@ def parse_literal(kind: str, json: object) -> Literal:
     `Below`. Comparisons with such a position are exact.
 
     Raises:
-        BadRequest: `json` cannot be converted to the type.
+        BadRequest: `json` is NaN or cannot be converted to the type, or the type cannot be compared with literals.
     """
     parse = _PARSERS.get(get_base_name(kind))
     if parse is None:
@@ -211,6 +211,7 @@ def _parse_float(kind: str, json: object) -> Literal | None:
         case _:
             return None
     if math.isinf(number):
+        # An infinite float is infinity. An int is finite, so one that overflows is only beyond the largest float.
         return _to_infinite_literal(number) if isinstance(json, float) else Above() if number > 0 else Below()
     try:
         # The largest float, written with the fewest digits, is parsed as a double that is greater than the float. This
@@ -476,6 +477,9 @@ class _Binder:
             schema: The schema.
             position: The index of the schema in the list of schemas.
             name: The full name of the column.
+
+        Raises:
+            BadRequest: Several columns have this name if case is ignored.
         """
         if self._case_sensitive:
             return schema.find_column_by_name(name)
@@ -499,14 +503,17 @@ def _bind_term(column: Column, schema: Schema, transform: str, *, trusted: bool)
     """Return the term of a column and a transform.
 
     A column inside a list or map has the kind of this list or map, because statistics cannot decide predicates on it.
-    A term is never null if the column and all structs around it are required. The transforms `bucket` and `void` can
-    give null for other values.
+    A term is never null if the column and all structs around it are required. The transforms `bucket` and `void` are
+    exceptions, because they can give null for a value that is not null.
 
     Args:
         column: The column.
         schema: The schema that contains the column.
         transform: The transform.
         trusted: Whether the data satisfy the schema's required fields.
+
+    Raises:
+        BadRequest: The transform is unknown, or does not accept the type of the column.
     """
     if transform != IDENTITY and not is_known(transform) and not is_function(transform):
         raise BadRequest(f"Cannot bind {column.name}: unknown transform {transform}")
@@ -580,6 +587,9 @@ def _bind_null_literal(op: Op, term: _Term) -> Expression:
 
     PyIceberg writes null for both infinities, so null is only accepted for columns of floats. The condition is not the
     constant TRUE, so that it still names the column.
+
+    Raises:
+        BadRequest: The type is not float or double, or the column is transformed.
     """
     if term.result not in FLOATS or term.transform != IDENTITY:
         raise BadRequest(f"Cannot bind {op} of {term.name}: null is not a literal; use is-null or not-null")

@@ -116,6 +116,9 @@ class Comparisons:
             predicate: The predicate.
             literals: The literals of the predicate.
             negated: Whether the negation of the predicate is returned.
+
+        Raises:
+            BadRequest: No column has the name in the predicate, or several columns have it.
         """
         term = self.make_term(predicate.name, predicate.transform)
         op = predicate.op
@@ -208,7 +211,7 @@ class Comparisons:
         """Return the literals that are exactly values of the term's type.
 
         The type cannot represent the other literals. Also left out are literals that engines may round to different
-        values of the type. In both cases, `exact` becomes False.
+        values of the type. If a literal is left out, `self.exact` becomes False.
 
         Raises:
             Inconvertible: Engines compare a literal with the term in different ways.
@@ -230,6 +233,7 @@ class Comparisons:
 
         Raises:
             Inconvertible: Engines compare the literal with the term in different ways.
+            AmbiguousRounding: Engines may round the literal to different values, and NaN is not above all numbers.
         """
         try:
             value, exact = convert_literal(literal, term.kind, term.transform, term.origin)
@@ -243,7 +247,9 @@ class Comparisons:
         return value, exact
 
     def _find_column(self, name: str) -> tuple[str, str]:
-        """Return the full name and the type of a column.
+        """Return the full name and the type of a column in the first schema that has it.
+
+        The case of the name is ignored if no column has exactly this name.
 
         Raises:
             BadRequest: No column has this name, or several columns have it.

@@ -85,12 +85,14 @@ def parse_expression(
 class _Parser:
     """The parser of an expression, which counts its nodes."""
 
-    def __init__(self, depth_max: int, nodes_max: int, typed: bool, unknown: bool, functions: bool) -> None:
+    def __init__(
+        self, depth_max: int, nodes_max: int, uses_data_types: bool, allows_null: bool, allows_functions: bool
+    ) -> None:
         self._depth_max = depth_max
         self._nodes_max = nodes_max
-        self._uses_data_types = typed
-        self._allows_null = unknown
-        self._functions = functions
+        self._uses_data_types = uses_data_types
+        self._allows_null = allows_null
+        self._allows_functions = allows_functions
         self._node_count = 0
 
     def parse_expression(self, json: object, path: _Path, depth: int) -> Expression:
@@ -150,7 +152,7 @@ class _Parser:
                 raise _make_error(path, f"{op} needs a term")
         term = _require_field(json, term_field, path)
         name, transform = (term, IDENTITY) if isinstance(term, str) else _read_term(term, (path, f".{term_field}"))
-        if is_function(transform) and not self._functions:
+        if is_function(transform) and not self._allows_functions:
             raise BadRequest(f"Cannot bind {name}: unknown transform {transform}")
         literal_field = None if is_unary else "values" if has_values else "value" if term_field == "term" else "right"
         for field in _LITERAL_FIELDS:
@@ -309,7 +311,7 @@ def to_transform_json(expression: Expression) -> Any:
 
     A column becomes its identity transform, which does not change the meaning. Java's readers skip row groups by
     predicates on columns, but not by predicates on transforms (`ParquetMetricsRowGroupFilter.handleNonReference`). So
-    clients that receive this form read whole files.
+    clients that receive this form read whole files. Clients that rewrite files need all rows of a file.
     """
     match expression:
         case Bound(name=name, transform=transform):

@@ -103,6 +103,9 @@ def project(expression: Expression, spec: PartitionSpec) -> ProjectedExpression:
 
     A predicate on a column by which the spec does not partition is not decided: its condition is TRUE. For a junction,
     only the inclusive projection is computed, because residuals use the strict projections of its parts.
+
+    Raises:
+        TypeError: The expression is not bound.
     """
     match expression:
         case Bound():
@@ -220,14 +223,20 @@ class _TransformProperties(NamedTuple):
     transform: str
     """The canonical form of the transform."""
     keeps_order: bool
-    """Whether the transform keeps the order of values (`ranges.keeps_order`). False for identity."""
+    """Whether the transform changes values and keeps their order, so that it maps ranges (`ranges.keeps_order`).
+
+    It is False for identity, because predicates are then used without mapping ranges.
+    """
     is_bucket: bool
     is_same: bool
     """Whether the transform does not change the values."""
     may_be_one_too_high: bool
     """Whether old writers stored results before 1970 that are too high by one."""
     overflowed: OverflowedTruncation | None
-    """The result that is stored as another value in old files, because the column was an int then, or None."""
+    """The result that is stored as another value in old files, because the column was an int then, or None.
+
+    For example, `truncate[10]` of the lowest int is -2147483650, but old files have 2147483646.
+    """
 
 
 @memoize(1024)
@@ -253,8 +262,8 @@ def _find_properties(transform: str, kind: str) -> _TransformProperties | None:
 def _project_strict(predicate: Bound, field: PartitionField) -> Expression:
     """Return the strict projection of a predicate onto a field of its column.
 
-    It is true only for partitions whose rows all match. These are the partitions that no row matching the opposite
-    predicate can have, so it is the negation of the opposite predicate's inclusive projection.
+    The strict projection is true only for partitions whose rows all match. A partition qualifies if no row in it can
+    match the opposite predicate. So the result is the negation of the opposite predicate's inclusive projection.
     """
     projection = _negate_expression(_project_predicate(replace(predicate, op=OPPOSITE[predicate.op]), field))
     if projection == FALSE:
@@ -369,7 +378,7 @@ def _project_prefix(predicate: Bound, field: PartitionField, width: int) -> Expr
     """Return the inclusive projection of a test for a prefix onto a field that truncates strings to `width`.
 
     A longer prefix is compared with its first `width` characters. These do not decide whether a string lacks the
-    prefix, so NOT_STARTS_WITH becomes TRUE.
+    prefix, so NOT_STARTS_WITH becomes TRUE. A prefix of exactly `width` characters equals the result of the field.
     """
     prefix = str(predicate.values[0])
     if len(prefix) < width:
@@ -397,7 +406,7 @@ def _match_results(
 
 
 def _widen_range(stored_results: Range) -> Range:
-    """Return a range that also contains the results that Java up to 0.10 stored one too high.
+    """Return a range that also contains the results that Iceberg's Java library up to version 0.10 stored one too high.
 
     Only results of times before 1970, which are negative, were stored one too high. So a range that ends above 0
     already contains them.

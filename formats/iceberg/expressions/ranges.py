@@ -80,7 +80,8 @@ def transform_range(transform: str, kind: str, source: Range) -> list[Range]:
     """Return ranges that contain the results of all source values in a range, and few other values.
 
     Integer results may overflow when they are stored. So the range of exact results is also moved by 2^32 or 2^64, and
-    the parts within the type are returned. Results that an int column stored in another form are added last.
+    the parts within the type are returned. If old files can have an overflowed result as another
+    value (`find_overflowed_truncation`), a range with this value is added last.
     """
     compute_exact = make_monotone_function(transform, kind)
     if get_base_name(kind) in ("string", "binary"):
@@ -142,8 +143,8 @@ def find_overflowed_truncation(transform: str, kind: str) -> OverflowedTruncatio
     lowest_int = _find_limits("int").low
     width = get_transform_width(transform)
     exact = lowest_int - lowest_int % width
-    # Only the ints of the lowest truncated group overflow. With a larger width, many ints may have other
-    # results than the equal longs.
+    # Only the ints of the lowest truncated group overflow. If the width is too large to keep the order, the result of
+    # any int may differ from the result of the long with the same value.
     end = exact + width if keeps_order(transform, kind) else _find_limits("int").high
     return OverflowedTruncation(exact, wrap_to_bits(exact, INTEGER_BITS["int"]), end) if exact < lowest_int else None
 

@@ -194,9 +194,10 @@ def make_tautology(predicate: Bound) -> Expression:
 
 
 def collect_tautologies(expression: Expression) -> list[Bound]:
-    """Return one predicate from each tautology in the expression, the condition "null or not null" of a column.
+    """Return the predicate `not null` of each tautology in the expression.
 
-    Binding replaces a predicate by a tautology if the value of its literal is unknown.
+    A tautology is the condition that a column is null or not null. Binding replaces a predicate by a tautology if the
+    value of its literal is unknown.
     """
     match expression:
         case And(children):
@@ -239,6 +240,16 @@ def _weaken_expression(expression: Expression) -> Expression:
 
 
 def _weaken_predicate(predicate: Bound, values: list[Any]) -> Expression:
+    """Return a predicate that is true for at least the same rows, with a range instead of a list of values.
+
+    The result is TRUE for a negated predicate, because a range of its values would exclude rows that match. It is also
+    TRUE for a predicate on a transform. For types outside `_ORDERED_KINDS`, the result is
+    only that the value is not null.
+
+    Args:
+        predicate: The predicate.
+        values: The values of the predicate, or of all equalities that it represents.
+    """
     if predicate.transform != IDENTITY or predicate.op in (Op.NOT_EQ, Op.NOT_IN, Op.NOT_STARTS_WITH):
         return TRUE
     if not values:

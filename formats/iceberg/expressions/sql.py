@@ -130,7 +130,7 @@ def parse_sql(
     Args:
         text: The predicate.
         schema: The schema in which names are looked up first.
-        schemas: Further schemas for names, newest first.
+        schemas: Further schemas for names, in any order. The schema with the highest id is searched first.
         nan_above: Whether NaN is greater than all numbers, as in Spark. If True, the expression is exact about NaN.
         functions: Whether the expression can have functions of columns (`types/functions.py`). An expression with
             functions is not exact.
@@ -138,7 +138,8 @@ def parse_sql(
             its column, and no number is a float. With this, a predicate that is an error in the engine is not used.
 
     Raises:
-        BadRequest: The SQL is invalid, and the message states the position; or a column is unknown.
+        BadRequest: The SQL is invalid, is too long or is nested too deeply, or a column is unknown. For a syntax
+            error, the message states the position.
     """
     if len(text) > TEXT_MAX:
         raise BadRequest(f"The predicate has {len(text)} characters; the limit is {TEXT_MAX} characters")
@@ -215,6 +216,9 @@ class _Reader(Comparisons):
 
         A part that an expression cannot represent becomes TRUE, which keeps all rows, and is listed as unused. A
         negation is moved to the predicates.
+
+        Raises:
+            BadRequest: The text contains a query, or a column is unknown.
         """
         match node:
             case exp.Paren():
@@ -250,7 +254,7 @@ class _Reader(Comparisons):
         """
         try:
             return super().fit_literal(literal, term)
-        except AmbiguousRounding:
+        except AmbiguousRounding:  # The caller needs the possible values, which this error contains.
             raise
         except Inconvertible:
             raise Inconvertible(explain_misfit(literal, term.name, term.kind)) from None
@@ -376,7 +380,8 @@ class _Reader(Comparisons):
         """Return the predicate of IN or NOT IN, or None if an expression cannot represent it.
 
         NOT IN is never true for null, unlike Iceberg's `not-in`, so a test for null is added. Literals that are no
-        values of the column's type are omitted from NOT IN.
+        values of the column's type are omitted from NOT IN. A null in the list of IN is omitted, because a comparison
+        with null is never true.
         """
         term = self._parse_term(node.this)
         if term is None or not node.expressions or node.args.get("query") is not None:
@@ -418,8 +423,9 @@ class _Reader(Comparisons):
     def _parse_like(self, node: exp.Expr, negated: bool) -> Expression | None:
         """Return the predicate for the prefix of a LIKE pattern, or None if an expression cannot represent it.
 
-        A pattern without wildcards is an equality. A prefix before a single `%` is a test for the prefix. For other
-        patterns, only the prefix before the first wildcard is used, which a negation does not allow.
+        A pattern without wildcards is an equality. If only `%` follows the prefix, once or several times, the pattern
+        is a test for the prefix. A pattern of `%` alone matches each value that is not null. For other patterns, only
+        the prefix before the first wildcard is used, which a negation does not allow.
         """
         escape = None
         if isinstance(node, exp.Escape):
@@ -512,9 +518,9 @@ class _Reader(Comparisons):
         return self._apply_transform(unit, node.expressions[0]) if unit and len(node.expressions) == 1 else None
 
     def _parse_function(self, function: str, node: exp.Expr) -> ComparedTerm | None:
-        """Return a function of a column, or None if functions are not allowed.
+        """Return a function of a column, or None if functions are not allowed or `node` is no usable column.
 
-        Functions select only files, and other rows in these files may not match, so the filter is then not exact.
+        Functions select only files. Other rows in these files may not match, so the filter is then not exact.
         """
         term = self._apply_transform(function, node) if self._functions else None
         self.exact &= term is None
@@ -576,7 +582,7 @@ class _StrictReader(_Reader):
         return super()._parse_leaf(node, negated)
 
     def _parse_transform(self, node: exp.Expr, *, qualified: bool) -> ComparedTerm | None:
-        """Return the year or the day of a column. Other transforms have no function in Trino.
+        """Return the year or the day of a column, or None. Other transforms have no function in Trino.
 
         A cast to DATE is the day. A qualified function, such as Spark's `system.days(…)`, does not exist in Trino.
         """
@@ -588,7 +594,8 @@ class _StrictReader(_Reader):
 def _compare_literals(op: Op, left: TypedLiteral, right: TypedLiteral) -> Expression | None:
     """Return the result of comparing two literals, such as `1 = 1`.
 
-    The result is None for kinds of literals whose comparison depends on the engine.
+    A comparison with null on the left is never true, so the result is FALSE. The result is None if the literals have
+    different kinds, or a kind whose comparison depends on the engine.
     """
     if left.kind == "null":
         return FALSE

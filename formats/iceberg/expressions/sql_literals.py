@@ -88,7 +88,9 @@ def _fits_decimal(text: str, target_type: exp.DataType) -> bool:
     scale = sizes[1] if len(sizes) > 1 else 0
     if len(sizes) < len(target_type.expressions):
         return False
-    if not sizes:  # Engines have different default sizes. `DECIMAL '1.5'` has the scale of the literal.
+    # The literal `DECIMAL '1.5'` has no sizes, and keeps its digits. A cast to DECIMAL is parsed to the same form, but
+    # engines then have different default sizes.
+    if not sizes:
         return True
     integer_digits, _, fraction = text.lstrip("+-").partition(".")
     return len(fraction.rstrip("0")) <= scale and len(integer_digits.lstrip("0")) <= sizes[0] - scale

@@ -216,8 +216,8 @@ def _fit_float(literal: TypedLiteral, kind: str) -> tuple[object, bool]:
 def _find_values_around(kind: str, value: float) -> list[float]:
     """Return the finite values of a type that are at most `_ROUNDING_STEPS_MAX` steps from `value`, in ascending order.
 
-    `value` must be a value of the type. The bits of positive floats, as integers, are in the order of the floats, so
-    the neighbours of a float have the neighbouring integers.
+    Values of the other sign are left out. `value` must be a value of the type. The bits of positive floats, as
+    integers, are in the order of the floats, so the neighbours of a float have the neighbouring integers.
     """
     float_struct, integer_struct = _FLOAT_AND_BITS_STRUCTS[kind]
     bits: int = integer_struct.unpack(float_struct.pack(abs(value)))[0]
@@ -231,6 +231,11 @@ def _count_fraction_digits(text: str) -> int:
 
 
 def _fit_decimal(literal: TypedLiteral, kind: str) -> tuple[object, bool]:
+    """Return the decimal text of a literal, and True because the text is exact.
+
+    Raises:
+        Inconvertible: Engines compare the literal with a decimal in different ways.
+    """
     if literal.kind == "number":
         return literal.text, True
     if literal.kind == "text" and is_exact_number(literal.text):
@@ -242,7 +247,11 @@ def _fit_decimal(literal: TypedLiteral, kind: str) -> tuple[object, bool]:
 
 
 def _to_exact_text(text: str) -> str:
-    """Return a double as a decimal number without an exponent. Raise Inconvertible if it has too many digits."""
+    """Return a double as a decimal number without an exponent.
+
+    Raises:
+        Inconvertible: The text is not a number, or has too many digits.
+    """
     try:
         number = Decimal(text)
     except InvalidOperation:

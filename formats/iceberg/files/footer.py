@@ -216,6 +216,9 @@ def _read_group(data: bytes, offset: int, ordinal: int) -> RowGroup:
         data: The footer.
         offset: The position of the row group in the footer.
         ordinal: The index of the row group.
+
+    Raises:
+        ValueError: The row group is invalid.
     """
     spans, end = _footer.spans(data, offset)
     column_lists = [span for span in spans if span[0] == COLUMNS and span[1] == LIST]
@@ -475,22 +478,27 @@ class PageWalk:
     Attributes:
         position: The position of the next page header in the file.
         end: The position after the chunk.
-        values: The number of values in the remaining pages, according to the footer.
+        remaining_values: The number of values in the remaining pages, according to the footer. It is negative if the
+            pages have more values than the footer states.
     """
 
     position: int
     end: int
-    values: int
+    remaining_values: int
 
     def read_page_headers(self, view: memoryview, begin: int) -> None:
-        """Read the page headers that are completely in `view`, which begins at the position `begin` of the file."""
+        """Read the page headers that are completely in `view`, which begins at the position `begin` of the file.
+
+        Raises:
+            ValueError: A header is invalid, or its page exceeds the chunk.
+        """
         view_end = begin + len(view)
         while self.position < self.end and begin <= self.position < view_end:
             if view_end < self.end and view_end - self.position < PAGE_HEADER_MAX_BYTES:
                 return  # The header may be cut.
             header_end, kind, _, packed_bytes, values = _footer.page_at(view, self.position - begin)
             self.position = begin + header_end + packed_bytes
-            self.values -= values if kind in _DATA_PAGES else 0
+            self.remaining_values -= values if kind in _DATA_PAGES else 0
             if self.position > self.end:
                 raise ValueError(f"a page exceeds its column chunk, which ends at {self.end}")
 
@@ -502,6 +510,6 @@ class PageWalk:
         """
         if self.position != self.end:
             raise ValueError(f"the pages of a column chunk end at {self.position}, but the chunk ends at {self.end}")
-        if self.values:
-            difference = f"{abs(self.values)} {'fewer' if self.values > 0 else 'more'}"
+        if self.remaining_values:
+            difference = f"{abs(self.remaining_values)} {'fewer' if self.remaining_values > 0 else 'more'}"
             raise ValueError(f"the pages of a column chunk have {difference} values than the footer states")

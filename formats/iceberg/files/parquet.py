@@ -102,6 +102,9 @@ def _map_ids(field: pa.Field, name: str, mapping: NameMapping) -> pa.Field:
         field: The column.
         name: The name of the column in the mapping. The parts of lists and maps have fixed names.
         mapping: The part of the name mapping for the columns of this level.
+
+    Raises:
+        AmbiguousColumn: The mapping has the name several times.
     """
     entries = [candidate for candidate in mapping if name in candidate.names]
     if len(entries) > 1:
@@ -150,7 +153,7 @@ def _find_paths(fields: Iterable[pa.Field], path: ColumnPath = ()) -> Iterator[t
 
 
 def to_dotted_names(column_paths: Iterable[ColumnPath]) -> list[str]:
-    """Return the column paths as names joined by dots, as pyarrow expects them."""
+    """Return the distinct column paths as names joined by dots, as pyarrow expects them, in alphabetical order."""
     return sorted({".".join(column_path) for column_path in column_paths})
 
 

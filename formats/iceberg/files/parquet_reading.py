@@ -264,6 +264,9 @@ class BoundedParquet:
 
         Columns inside lists are refused, because their number of values is not the number of rows. Byte arrays without
         a dictionary are marked, because pyarrow copies a repeated value for each row.
+
+        Raises:
+            Unreadable: A column is inside a list, or a row group has another number of columns than the schema.
         """
         schema, leaves = self._file.metadata.schema, []
         if any(len(group.chunks) != len(schema) for group in self._footer.groups):
@@ -288,6 +291,9 @@ class BoundedParquet:
         """Return whether pyarrow can read a byte array column as a dictionary.
 
         It cannot do this for some logical types, or if a row group of this file uses a delta encoding.
+
+        Raises:
+            Unreadable: The footer is invalid.
         """
         if column.logical_type.type not in _DICTIONARY_TYPES:
             return False
@@ -303,6 +309,10 @@ class BoundedParquet:
         """Return the page sizes of the column chunk with the index `number` in its row group.
 
         The metadata of the chunk are read only to check them.
+
+        Raises:
+            EncryptedFile: The chunk is encrypted.
+            Unreadable: The footer or a page header is invalid.
         """
         if group.has("encrypted")[number]:
             raise EncryptedFile(self._path, "the file has encrypted columns, and no keys were given")
@@ -400,12 +410,14 @@ def _read_plain_footer(source: pa.NativeFile, path: str) -> bytes:
 
 
 def check_has_no_encrypted_columns(footer: bytes, path: str) -> None:
-    """Check that a file with this footer has no encrypted columns. If it has some, the footer is usually signed.
+    """Check that a file with this footer has no encrypted columns.
 
+    A file with encrypted columns and a plain footer has fields in its footer that describe the footer's signature.
     Without the keys of an encrypted column, pyarrow aborts the process when the column's metadata are requested.
 
     Raises:
-        Unreadable: The file has encrypted columns.
+        EncryptedFile: The file has encrypted columns.
+        Unreadable: The footer is invalid.
     """
     try:
         fields = [number for number, *_ in _footer.spans(footer, 0)[0]] if footer else []
@@ -422,7 +434,8 @@ def _read_footer_bytes(source: pa.NativeFile, path: str, limit_bytes: int = FOOT
     that a second read is not necessary.
 
     Raises:
-        Unreadable: The footer is encrypted, or larger than `limit_bytes`.
+        EncryptedFile: The footer is encrypted.
+        Unreadable: The footer is larger than `limit_bytes`.
     """
     size = source.size()
     tail = source.read_at(min(TAIL_BYTES, size), max(0, size - TAIL_BYTES))
@@ -446,7 +459,8 @@ def _estimate_footer_weight(footer: bytes, path: str, limit_bytes: int) -> int:
     pyarrow decodes the footer.
 
     Raises:
-        Unreadable: The decoded footer takes more than `limit_bytes` bytes.
+        EncryptedFile: The file has encrypted columns.
+        Unreadable: The decoded footer takes more than `limit_bytes` bytes, or the footer is invalid.
     """
     check_has_no_encrypted_columns(footer, path)
     if len(footer) <= FOOTER_FREE_BYTES:

@@ -126,6 +126,9 @@ def read_footer_size(tail: Part, location: str) -> int:
     Args:
         tail: The last TAIL_BYTES or more bytes of the file.
         location: The location of the file, for errors.
+
+    Raises:
+        Corrupt: The file does not end like a Puffin file.
     """
     size, flags, magic = _read_tail(tail, location)
     if magic != MAGIC:
@@ -152,6 +155,9 @@ def read_footer(tail: Part, file_size: int, location: str) -> Footer:
         tail: The last bytes of the file, at least as many as `read_footer_size` returns.
         file_size: The size of the file in bytes.
         location: The location of the file, for errors.
+
+    Raises:
+        Corrupt: The footer is invalid, or states a blob outside the file.
     """
     footer_bytes = read_footer_size(tail, location)
     start = file_size - footer_bytes
@@ -183,6 +189,9 @@ def _inflate_lz4(frame: Part, limit_bytes: int, subject: str) -> bytes:
 
     The frame is decompressed as a stream, because the content size in its header is not trusted. One byte more than the
     limit is requested, to detect a longer content.
+
+    Raises:
+        Corrupt: The frame is invalid, or its content is longer than the limit.
     """
     try:
         with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(frame)), "lz4") as stream:

@@ -81,6 +81,10 @@ def _read_list(data: memoryview, offset: int, depth: int) -> tuple[tuple[int, li
         data: The encoded structure.
         offset: The position of the list.
         depth: The depth of the structure that contains the list. The outermost structure has depth 0.
+
+    Raises:
+        ValueError: The list has more items than bytes follow, or its items are nested too deeply.
+        IndexError, KeyError: The list is truncated, or the type of its items is unknown.
     """
     header = data[offset]
     offset += 1
@@ -158,6 +162,7 @@ def estimate_decoded_memory(
     Raises:
         MemoryEstimateExceeded: The memory exceeds `limit_bytes`. A list states its length before its items, and readers
             allocate memory for it. Therefore the error is raised as soon as the stated lengths are too large.
+        ValueError: The bytes are not a structure, or structures are nested too deeply.
     """
     estimate = _Weighing(memoryview(data), weights, item, field, limit_bytes)
     try:
@@ -179,6 +184,9 @@ class _Weighing:
 
         A field header has the distance from the previous field id in its upper half, and the type in its lower half. If
         the distance is 0, the id follows. A boolean has no further bytes: its type is its value.
+
+        Raises:
+            ValueError: Structures are nested too deeply.
         """
         if depth > _DEPTH_MAX:
             raise ValueError("structures are nested too deeply")
@@ -226,7 +234,7 @@ class _Weighing:
         if size == _LONG_LIST:
             size, offset = _read_varint(self._data, offset)
         self._charge(size * self._weights.get((depth, number), self._item))
-        if kind in (TRUE, FALSE):
+        if kind in (TRUE, FALSE):  # Each boolean of a list takes one byte.
             return offset + size
         for _ in range(size):
             # A list inside a list has its own depth. A structure itself increases the depth.

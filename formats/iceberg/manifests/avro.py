@@ -142,10 +142,13 @@ class _Reader:
         return piece
 
     def read_long(self, field: str) -> int:
-        """Read a zig-zag varint of at most 64 bits: seven bits per byte, the lowest first. The last bit is the sign.
+        """Read a zig-zag varint of at most 64 bits: seven bits per byte, the lowest first. The lowest bit is the sign.
 
         Args:
             field: What the number is, for errors.
+
+        Raises:
+            Corrupt: The data end within the number, or the number has more than 64 bits.
         """
         value = shift = 0
         for byte in self._data[self._position : self._position + _VARINT_BYTES_MAX]:
@@ -223,6 +226,11 @@ def _inflate_snappy(block: memoryview, limit: int) -> bytes:
     """Decompress a block in Snappy's format. The big-endian CRC32 of the result follows the block.
 
     A block begins with its decompressed size, seven bits per byte. The size is checked before memory is allocated.
+
+    Raises:
+        OverflowError: The block has more than `limit` bytes after decompression.
+        ValueError: The block is damaged.
+        EOFError: The block is too short.
     """
     if len(block) < 1 + _SNAPPY_CHECKSUM_BYTES:
         raise EOFError("a snappy block has at least 5 bytes")

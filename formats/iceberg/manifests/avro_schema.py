@@ -115,7 +115,7 @@ Wanted: TypeAlias = Leaf | ByColumn | Elements | PartitionRecord | RecordReader
 
 @dataclass(frozen=True, slots=True)
 class PartitionFieldColumn:
-    """A field of the partition record, with its type and the column into which the program reads it.
+    """A field of the partition record, with its type and the column into which its values are read.
 
     Attributes:
         logical: The Avro logicalType, such as date, or None.
@@ -128,7 +128,7 @@ class PartitionFieldColumn:
     """
     logical: str | None
     column: int | None
-    """The index of the column in the program, or None for type null."""
+    """The index of the column in `Program`, the compiled schema, or None for type null."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,10 @@ class _SchemaPosition:
 
 @dataclass(slots=True)
 class _Compiler:
-    """The compiler of a schema, which collects the nodes and columns of the program."""
+    """The compiler of a schema, which collects the nodes and columns of the program.
+
+    Its methods raise Corrupt if the writer's schema is invalid or does not have the requested fields.
+    """
 
     nodes: list[tuple[str, int, int, list[int]]] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
@@ -256,8 +259,8 @@ class _Compiler:
     def resolve(self, schema: Any, position: _SchemaPosition) -> tuple[str, Any, _SchemaPosition]:
         """Return the type of a schema, its JSON object and its position.
 
-        A name is replaced by the type that it names, and an object that only wraps another type by this type. An error
-        record is read like a record.
+        A name is replaced by the type that it names. An object that only wraps another type is replaced by that type.
+        An error record is read like a record.
         """
         while True:
             if position.depth > _DEPTH_MAX:
@@ -313,7 +316,7 @@ class _Compiler:
         if kind == "union":
             return self.add_union(schema, reader, position)
         if kind == "null":
-            return self.add_node("null", position, 0)
+            return self.add_node("null", position, minimum_size=0)
         if isinstance(reader, Leaf):
             return self.add_leaf(kind, schema, reader, position)
         if isinstance(reader, ByColumn | Elements):
@@ -327,12 +330,16 @@ class _Compiler:
         if kind in ("array", "map"):
             item = self.add_value(schema.get("items" if kind == "array" else "values"), None, position.descend())
             if kind == "map":  # The length of the key precedes the value.
-                return self.add_node(kind, position, 1, size=1 + self.minimum_sizes[item], children=[item])
+                return self.add_node(kind, position, minimum_size=1, size=1 + self.minimum_sizes[item], children=[item])
             return self.add_node(
-                kind, position, 1, size=self.minimum_sizes[item], children=[item] if self.minimum_sizes[item] else []
+                kind,
+                position,
+                minimum_size=1,
+                size=self.minimum_sizes[item],
+                children=[item] if self.minimum_sizes[item] else [],  # Items without bytes need not be skipped.
             )
         size = self.find_size(kind, schema, position)
-        return self.add_node(kind, position, size if kind in _FIXED_SIZE_TYPES else 1, size=size)
+        return self.add_node(kind, position, minimum_size=size if kind in _FIXED_SIZE_TYPES else 1, size=size)
 
     def find_size(self, kind: str, schema: Any, position: _SchemaPosition) -> int:
         """Return the number of bytes of a fixed-width type, or of symbols of an enum, or 0 for other types."""
@@ -385,8 +392,10 @@ class _Compiler:
             for branch, kind in zip(branches, kinds, strict=True)
         ]
         if nulls:  # The other branch has created the columns. Null writes its value to them.
-            children[kinds.index("null")] = self.add_node("null", position, 0, children=self.list_columns(reader))
-        return self.add_node("union", position, 1, children=children)
+            children[kinds.index("null")] = self.add_node(
+                "null", position, minimum_size=0, children=self.list_columns(reader)
+            )
+        return self.add_node("union", position, minimum_size=1, children=children)
 
     def list_columns(self, reader: Wanted | None) -> list[int]:
         """Return the columns that exist so far and that the requested field `reader` fills."""
@@ -401,7 +410,7 @@ class _Compiler:
     def add_record(self, schema: Any, reader: RecordReader | PartitionRecord | None, position: _SchemaPosition) -> int:
         """Add the nodes of a record and its fields, and return the index of the record's node.
 
-        A field whose values take no bytes needs no node: there is nothing to read or skip.
+        A field whose values take no bytes is left out of the children of this node: there is nothing to read or skip.
         """
         fields = schema.get("fields")
         if not isinstance(fields, list) or not all(

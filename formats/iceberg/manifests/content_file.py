@@ -111,6 +111,8 @@ def list_partition_types(metadata: TableMetadata, spec: PartitionSpec) -> tuple[
 
     A type is derived from the source column in the current schema. For a dropped column, its last type is used, so that
     old values stay distinct. If no schema has the column, the type is `unknown`, whose only value is null.
+
+    The type of a field with several source columns is `string`.
     """
     return tuple(_find_partition_type(metadata, field) for field in spec.fields)
 
@@ -133,16 +135,17 @@ def compute_decimal_size(kind: str) -> int:
 
 
 def find_column_type(metadata: TableMetadata, column_id: int) -> str | None:
-    """Return the type of a column if it is primitive or variant, or None if no schema of the table has the column.
-
-    It is the type in the current schema, or otherwise in the last schema that has the column.
-    """
+    """Return the result of `find_declared_type` if it is a primitive type or variant, and otherwise None."""
     type_ = find_declared_type(metadata, column_id)
     return type_ if isinstance(type_, str) else None
 
 
 def find_declared_type(metadata: TableMetadata, column_id: int) -> Type | None:
-    """Return the type of a column by its id, or None if no schema of the table has the column."""
+    """Return the type of a column by its id, or None for an unknown id.
+
+    It is the type in the current schema, or otherwise in the last schema that has the column. If no schema has the
+    column, it is the type of the reserved column with this id.
+    """
     for schema in (metadata.current_schema, *reversed(metadata.schemas)):
         column = schema.column(column_id)
         if column is not None:
@@ -247,6 +250,9 @@ def _decode_file(file_json: _FileJson, metadata: TableMetadata) -> ContentFile:
 
     Empty lists become None, which means the same. The sort order of position deletes is dropped, because the spec fixes
     their order.
+
+    Raises:
+        ValueError: A field is invalid. The message begins with the name of the field.
     """
     content = _CONTENTS.get(file_json.content.lower().replace("_", "-"))
     if content is None:
@@ -360,6 +366,9 @@ def _check_kind(file: ContentFile, metadata: TableMetadata) -> None:
 
     The kinds are data files, equality deletes, position deletes and deletion vectors (spec: "Data File Fields", "Delete
     Formats", "Deletion Vectors").
+
+    Raises:
+        ValueError: A required field is missing, or a forbidden field is present. The message begins with its name.
     """
     version = metadata.format_version
     if file.content != DATA and version < _DELETES_MIN_FORMAT_VERSION:
@@ -418,6 +427,9 @@ def _check_statistics(file: ContentFile, metadata: TableMetadata) -> None:
     """Check the split offsets, and the counts and bounds of columns.
 
     A column must be in a schema of the table. It is first searched in the current schema, which is faster.
+
+    Raises:
+        ValueError: An offset, a column, a count or a bound is invalid. The message begins with the name of the field.
     """
     if file.referenced_data_file is not None:
         _check_text("referenced-data-file", file.referenced_data_file)
@@ -464,8 +476,11 @@ def _decode_bounds(name: str, bounds: dict[int, bytes] | None, kinds: Mapping[in
 
     Args:
         name: The name of the field, for errors.
-        bounds: The encoded bounds by column id.
+        bounds: The encoded bounds by column id, or None if there are none.
         kinds: The types of the columns by id. Bounds of opaque types, whose order is not defined, are left out.
+
+    Raises:
+        ValueError: A column is nested, or the bytes of a bound are not a value of its type.
     """
     typed_bounds = {}
     for column, data in (bounds or {}).items():

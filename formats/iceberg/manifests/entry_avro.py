@@ -459,8 +459,8 @@ def get_codec(properties: Mapping[str, str]) -> Codec:
 def _make_deflate_codec(level: int | None) -> Codec:
     """Return the name and the function of the deflate codec.
 
-    Without a level, it uses the library ISA-L, which takes a tenth of the time of zlib's default level. Avro requires
-    raw deflate, without the header of zlib.
+    Without a level, the function uses the library ISA-L, which takes a tenth of the time of zlib's default level. Avro
+    requires raw deflate, without the header of zlib.
     """
 
     def pack(block: bytes) -> bytes:

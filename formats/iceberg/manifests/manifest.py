@@ -331,8 +331,9 @@ def decode_list(
     Args:
         data: The bytes of the file.
         location: The location of the file, for errors.
-        neighbour: The list of a neighbouring snapshot. Manifests that have the same bytes in both lists, at the begin
-            or at the end of the file, are taken from this list instead of decoded.
+        neighbour: The list of a neighbouring snapshot. Manifests that have the same bytes in both lists, at the
+            beginning or at the end of the file, are taken from this list instead of decoded. None if there is no such
+            list.
         inflated_limit_bytes: The maximum inflated size.
 
     Raises:
@@ -355,11 +356,11 @@ def decode_list(
 
 
 def _count_common_rows(new: DecodedList, neighbour: DecodedList) -> tuple[int, int]:
-    """Return the number of equal rows at the begin of two lists, and the number of equal rows at their end.
+    """Return the number of equal rows at the beginning of two lists, and the number of equal rows at their end.
 
     Only the positions of the paths in the rows are known, and a row can begin before its path. So rows are compared
-    from path to path. At the begin, a row is equal if all bytes up to the path of the next row are equal. At the end,
-    all rows after a path are equal if all bytes from this path to the end of the file are equal. This is why both
+    from path to path. At the beginning, a row is equal if all bytes up to the path of the next row are equal. At the
+    end, all rows after a path are equal if all bytes from this path to the end of the file are equal. This is why both
     counts are reduced by 1. No row is counted twice.
     """
     if new.schema != neighbour.schema:

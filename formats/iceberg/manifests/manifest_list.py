@@ -96,8 +96,9 @@ def _group_values_by_row(rows: int, columns: dict[int, Any], heap: bytes | None)
 
     Args:
         rows: The number of rows.
-        columns: The numbers of the rows with a value, and the values, by column id.
-        heap: The bytes of bounds, which `columns` has as starts and lengths. For counts, it is None.
+        columns: For each column id, the numbers of the rows with a value, and the values. Bounds are given by their
+            starts and lengths in `heap`.
+        heap: The bytes of all bounds, or None if the values are counts.
     """
     by_row: list[dict[int, Any] | None] = [None] * rows
     for column in sorted(columns):

@@ -163,7 +163,7 @@ def _encode_bound(kind: str, value: Value | None, data: bytes | None) -> bytes |
     Args:
         kind: The type of the column.
         value: The value of the bound, or None if the bound is unusable.
-        data: The stored bytes.
+        data: The stored bytes, or None if there is no bound.
     """
     if value is None:
         return None
@@ -171,7 +171,10 @@ def _encode_bound(kind: str, value: Value | None, data: bytes | None) -> bytes |
 
 
 def _trim_partial_character(text: bytes) -> bytes | None:
-    """Return the longest valid prefix of a text that is cut inside a character, or None if the prefix is empty."""
+    """Return the text up to its first bytes that are not UTF-8, or None if no text precedes them.
+
+    A valid text is returned unchanged.
+    """
     try:
         text.decode()
     except UnicodeDecodeError as error:

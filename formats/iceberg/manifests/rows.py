@@ -84,7 +84,10 @@ def _select_by_column(columns: dict[int, Any], rows: Longs, row_count: int) -> d
 
 
 def _list_spans(manifest: DecodedManifest) -> Iterator[tuple[Longs, NDArray[np.int32]]]:
-    """Yield the starts and the lengths of all spans of the heap: texts, partition values and bounds."""
+    """Yield the starts and the lengths of all texts, partition values and bounds in the heap of the manifest.
+
+    The heap is the array with their bytes.
+    """
     for spans in (*manifest.texts.values(), *(field.spans for field in manifest.partition if field.spans is not None)):
         yield spans.starts, spans.lengths
     for columns in manifest.bounds.values():

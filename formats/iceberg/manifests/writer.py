@@ -204,9 +204,9 @@ def _summarize_partitions(
 def _summarize_field(kind: str, values: Sequence[Value | None]) -> FieldSummary | None:
     """Return the summary of a field, or None if readers would not agree about its bounds.
 
-    Java compares UUIDs as two signed halves, and other readers compare their bytes. If both orders have different
-    bounds, any of the two would be wrong for some readers. Spec: "Manifest Lists", `field_summary`. Bounds exclude NaN,
-    and -0.0 is below 0.0.
+    Java compares UUIDs as two signed halves, and other readers compare their bytes. If the two orders give different
+    bounds, the bounds of each order would be wrong for some readers. Spec: "Manifest Lists", `field_summary`. Bounds
+    exclude NaN, and -0.0 is below 0.0.
     """
     non_null_values: list[Any] = [value for value in values if value is not None]
     ordered_values = [value for value in non_null_values if value == value]  # NaN differs from itself.
@@ -267,7 +267,7 @@ def write_manifest_list(
         extra: Additional entries for the header of the file. Iceberg's readers ignore them.
 
     Raises:
-        ValueError: A data manifest of version 3 has no first row id.
+        ValueError: A data manifest of version 3 has no first row id, or a table of version 1 has a delete manifest.
         Corrupt: The older list of a manifest lacks a field that this version requires.
     """
     header = {
@@ -288,6 +288,11 @@ def _check_listed(manifest: ManifestFile, version: int) -> None:
     """Check that a manifest has all values that a manifest list of a format version requires.
 
     From version 2 on, the counts of files and rows are required. Lists of version 1 may lack them.
+
+    Raises:
+        ValueError: The manifest is a delete manifest in version 1, or a data manifest without a first row id in
+            version 3.
+        Corrupt: The list from which the manifest was read lacks a required value.
     """
     path = manifest.manifest_path
     if version == 1 and manifest.content != DATA_MANIFEST:

@@ -115,6 +115,7 @@ class TableBuilder:
         self.properties = {} if base is None else dict(base.properties)
         self.snapshots = {} if base is None else dict(base.snapshots_by_id)
         self._recently_undone: frozenset[int] | None = None
+        """The ids of the snapshots that were undone in the last hour, or None if they were not determined yet."""
         self.current_snapshot_id = None if base is None else base.current_snapshot_id
         self.refs = {} if base is None else dict(base.refs)
         self.snapshot_log = [] if base is None else list(base.snapshot_log)
@@ -127,7 +128,7 @@ class TableBuilder:
             for part in base.partition_statistics:
                 files = self.partition_statistics.get(part.snapshot_id, ())
                 self.partition_statistics[part.snapshot_id] = (*files, part)
-        # The items that `LAST_ADDED` means.
+        # The ids to which -1 (`LAST_ADDED`) refers in an update: those of the items that this commit added last.
         self._last_schema_id: int | None = None
         self._last_spec_id: int | None = None
         self._last_order_id: int | None = None
@@ -179,6 +180,7 @@ class TableBuilder:
         schema = schemas.normalize_schema(new_schema)
         schemas.check_format_version(schema, self.format_version)
         self.last_column_id = max(self.last_column_id, schema.highest_field_id)
+        # Limit the total number of comparisons in one commit.
         self._comparisons.spend(len(self.schemas), len(schema.index.by_id))
         schema_id = next((other.id for other in self.schemas.values() if other.is_same_as(schema)), None)
         if schema_id is None:
@@ -198,6 +200,7 @@ class TableBuilder:
             raise BadRequest(f"Cannot set current schema to unknown schema: {schema_id}")
         if schema_id == self.current_schema_id:
             return
+        # Limit the total number of comparisons in one commit.
         self._comparisons.spend(len(self.specs) + self._count_spec_fields())
         # An engine that replaces a table first removes the branch.
         has_rows = any(ref.is_branch for ref in self.refs.values())
@@ -241,6 +244,9 @@ class TableBuilder:
 
         In version 1, the ids of each spec are 1000, 1001, …. Later versions reuse the id of an equal field of another
         spec.
+
+        Raises:
+            BadRequest: A spec of version 1 has other ids, or an id is too large.
         """
         if any(field.field_id is None for field in spec.fields):
             last_used_id = max(self.last_partition_id, partition.FIELD_ID_START - 1)
@@ -274,14 +280,14 @@ class TableBuilder:
 
     def add_sort_order(self, new_order: SortOrder) -> None:
         self._comparisons.spend(len(self.orders), len(new_order.fields))
-        existing_id = next((order.order_id for order in self.orders.values() if order.fields == new_order.fields), None)
-        if existing_id is None:
+        order_id = next((order.order_id for order in self.orders.values() if order.fields == new_order.fields), None)
+        if order_id is None:
             sort_order.check_compatible(new_order, self._get_current_schema())
-            existing_id = max((*self.orders, 0)) + 1 if new_order.fields else sort_order.UNSORTED.order_id
-            check_number(existing_id, INT_MAX, "id of the new sort order")
-            self.orders[existing_id] = SortOrder(existing_id, new_order.fields)
+            order_id = max((*self.orders, 0)) + 1 if new_order.fields else sort_order.UNSORTED.order_id
+            check_number(order_id, INT_MAX, "id of the new sort order")
+            self.orders[order_id] = SortOrder(order_id, new_order.fields)
             self.changed = True
-        self._last_order_id = existing_id
+        self._last_order_id = order_id
 
     def set_default_sort_order(self, order_id: int) -> None:
         if order_id == LAST_ADDED:
@@ -297,6 +303,8 @@ class TableBuilder:
         """Add a snapshot.
 
         Raises:
+            BadRequest: The table has no schema, partition spec or sort order yet, or already has a snapshot with this
+                id.
             CommitConflict: The snapshot is based on older metadata: the client should refresh and retry.
         """
         for name, definitions in (
@@ -328,6 +336,10 @@ class TableBuilder:
         """Check the row ids that a snapshot assigns, and advance the table's next row id.
 
         Row ids that are below the next row id were assigned by a concurrent commit.
+
+        Raises:
+            BadRequest: The snapshot assigns no row ids, or the next row id would be too large.
+            CommitConflict: A concurrent commit has assigned the row ids.
         """
         if snapshot.first_row_id is None or snapshot.added_rows is None:
             raise BadRequest("Cannot add a snapshot: first-row-id is null")
@@ -386,8 +398,9 @@ class TableBuilder:
     def remove_snapshots(self, snapshot_ids: Iterable[int]) -> None:
         """Remove snapshots, and the statistics, branches and tags that refer to them.
 
-        Snapshots that were undone in the last hour stay (`find_recently_undone` gives the reason). Unknown ids are
-        ignored, because two services can expire the same snapshot.
+        Snapshots that were undone in the last hour stay. An engine that read the table before the undo would otherwise
+        delete files that are in use again (see `find_recently_undone`). Unknown ids are ignored, because two services
+        can expire the same snapshot.
         """
         removed_ids: set[int] = set()
         # Find the undone snapshots only once per commit, because each of its updates may remove a snapshot.
@@ -502,6 +515,10 @@ class TableBuilder:
         """Check that the times of this commit's log entries ascend, except for a small difference between clocks.
 
         Older entries are not checked, because an irregular history of an old table must not block its commits.
+
+        Raises:
+            BadRequest: A time is earlier than that of the previous entry, or later than the time of the commit, by more
+                than clocks may differ.
         """
         new_entry_count = len(self.snapshot_log) - (0 if self._base is None else len(self._base.snapshot_log))
         # The last older entry is included, because the first new entry is compared with it.

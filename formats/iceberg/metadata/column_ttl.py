@@ -106,7 +106,13 @@ class TtlPolicy:
         return rules
 
     def _find_time_column(self, metadata: TableMetadata) -> TimeColumn:
-        """Return the time column of the table's partitions that the policy names, or the only time column."""
+        """Return the time column of the table's partitions that the policy names, or the only time column.
+
+        If several fields have this column as their source, the first field is used.
+
+        Raises:
+            BadRequest: The table is not partitioned by such a column, or by several, and the policy names none of them.
+        """
         time_columns = find_time_columns(metadata, metadata.default_spec)
         if self.time_column is not None:
             time_columns = [column for column in time_columns if column.name == self.time_column]

@@ -69,7 +69,7 @@ def select_columns(mapping: NameMapping, column_ids: Iterable[int]) -> NameMappi
 
 
 def _restrict_mapping(mapping: NameMapping, column_ids: Set[int]) -> NameMapping:
-    """Return the entries of some columns, and of the columns that contain them, in canonical form."""
+    """Return the entries of some columns, and of the columns that contain them. Entries and names are sorted."""
     entries = []
     for entry in mapping:
         fields = _restrict_mapping(entry.fields, column_ids)

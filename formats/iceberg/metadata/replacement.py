@@ -30,9 +30,9 @@ def is_replace(snapshot: Snapshot) -> bool:
 def find_row_count_mismatch(snapshot: Snapshot, parent: Snapshot | None) -> str | None:
     """Return the reason why a `replace` snapshot cannot have the same rows as its parent, or None if it can.
 
-    The function compares the counts of both snapshots. The new files of a correct snapshot do not have more rows than
-    the removed files. They have fewer rows if delete files of the parent deleted some rows. The number of rows that
-    equality deletes delete is unknown.
+    For a snapshot with another operation, the result is None. The function compares the counts of both snapshots. The
+    new files of a correct snapshot do not have more rows than the removed files. They have fewer rows if delete files
+    of the parent deleted some rows. The number of rows that equality deletes delete is unknown.
     """
     summary = snapshot.build_summary_map()
     if summary.get("operation") != REPLACE:

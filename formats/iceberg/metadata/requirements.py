@@ -36,6 +36,7 @@ class AssertCreate(Requirement, frozen=True):
     """The requirement that the table does not exist."""
 
     def check(self, metadata: TableMetadata) -> None:
+        # The metadata belong to a table, so the table exists.
         raise _make_conflict("table already exists")
 
 
@@ -70,7 +71,8 @@ class AssertRefSnapshotId(Requirement, frozen=True):
 def _make_id_requirement(field: str, attribute: str, subject: str) -> type[Requirement]:
     """Return a class of requirements: the integer in its field must equal an attribute of the table's metadata.
 
-    The requirements of the spec for ids differ only in these names.
+    The requirements of the spec for ids differ only in these names. The method `check` of the class raises
+    CommitConflict if the numbers differ.
 
     Args:
         field: The name of the field.

@@ -126,7 +126,7 @@ class KnownStatistics:
 
         This is necessary if a column has no statistics, if many rows have changed, or if the newest commits have only
         rewritten files. In the last case, the numbers are still correct, but Spark reads only the statistics of the
-        current snapshot.
+        current snapshot. A table without rows needs no statistics.
         """
         if self.rows == 0:
             return False
@@ -160,7 +160,8 @@ class KnownStatistics:
 def find_known_statistics(metadata: TableMetadata, snapshot: Snapshot) -> KnownStatistics:
     """Return the statistics of the snapshot, or of its nearest ancestor with statistics.
 
-    The result also has the snapshots after this ancestor, newest first.
+    The result also has the snapshots after this ancestor, newest first. If no ancestor has statistics, the result has
+    no file, and all these snapshots.
     """
     files_by_snapshot = {
         file.snapshot_id: file

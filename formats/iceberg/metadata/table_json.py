@@ -205,7 +205,11 @@ def _decode_table(table: _TableJson) -> TableMetadata:
 
 
 def _decode_schemas(table: _TableJson) -> tuple[tuple[Schema, ...], int]:
-    """Return the schemas, and the id of the current schema. Version 1 may have only one schema, in an older field."""
+    """Return the schemas, and the id of the current schema. Version 1 may have only one schema, in an older field.
+
+    Raises:
+        BadRequest: A required field is missing.
+    """
     if table.schemas is not UNSET and table.schemas:
         current_schema_id = table.current_schema_id
         if current_schema_id is UNSET:
@@ -217,7 +221,11 @@ def _decode_schemas(table: _TableJson) -> tuple[tuple[Schema, ...], int]:
 
 
 def _decode_specs(table: _TableJson) -> tuple[tuple[PartitionSpec, ...], int]:
-    """Return the specs, and the id of the default spec. Version 1 may have only one spec, in an older field."""
+    """Return the specs, and the id of the default spec. Version 1 may have only one spec, in an older field.
+
+    Raises:
+        BadRequest: A required field is missing.
+    """
     if table.partition_specs is not UNSET and table.partition_specs:
         default_spec_id = table.default_spec_id
         if default_spec_id is UNSET:
@@ -233,6 +241,9 @@ def _require(value: T | UnsetType, name: str, format_version: int, default: T) -
     """Return the value of a field that only version 2 and later require.
 
     If the field is missing in version 1, the result is `default`.
+
+    Raises:
+        BadRequest: The field is missing in a later version.
     """
     if value is not UNSET:
         return value

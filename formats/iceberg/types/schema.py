@@ -227,6 +227,9 @@ def _build_index(schema: Schema) -> SchemaIndex:
 
     The characters of all full names are limited, because deeply nested fields could have names of gigabytes. A full
     name takes precedence over an equal short name.
+
+    Raises:
+        BadRequest: Two columns have the same id or the same full name, or the names or the nesting exceed a limit.
     """
     by_id: dict[int, Column] = {}
     ids_by_full_name: dict[str, int] = {}
@@ -323,7 +326,11 @@ def _renumber_type(kind: Type, assign_id: Callable[[int], int]) -> Type:
 
 
 def _check_column(column: Column) -> None:
-    """Check that a column may have its type and its defaults."""
+    """Check that a column may have its type and its defaults.
+
+    Raises:
+        BadRequest: It may not have them.
+    """
     if column.type == "unknown" and column.required:
         raise BadRequest(f"Cannot create required field with unknown type: {column.name}")
     for value in (column.initial_default, column.write_default):

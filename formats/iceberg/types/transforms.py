@@ -42,7 +42,9 @@ _ACCEPTED_TYPES: dict[str, frozenset[str]] = {
 
 @memoize(1024)
 def canonicalize_transform(transform: str) -> str:
-    """Return the canonical form of a transform.
+    """Return the canonical form of a transform: its name in lower case, and its width without leading zeros.
+
+    An unknown transform is returned unchanged.
 
     Raises:
         BadRequest: The width is zero or does not fit into 32 bits.
@@ -140,7 +142,8 @@ def make_function(transform: str, kind: str) -> Callable[..., Value | None]:
 def make_monotone_function(transform: str, kind: str) -> Callable[..., Any]:
     """Return a function that applies an order-preserving transform.
 
-    Its results are integers of any size. They do not overflow, unlike stored results, so they keep the order.
+    Results that are integers have any size. They do not overflow, unlike stored results, so they keep the order. A
+    truncated text or binary value is a prefix of the value.
     """
     name = get_transform_name(transform)
     if name == "truncate":

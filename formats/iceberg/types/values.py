@@ -253,7 +253,7 @@ def encode_json(kind: str, value: Value | None) -> object:
 
 
 def decode_json(kind: str, json: object) -> Value | None:
-    """Convert the JSON that `encode_json` returns to a value.
+    """Convert the JSON that `encode_json` returns to a value. The JSON null becomes None.
 
     Raises:
         ValueError: The JSON is not a value of the type.
@@ -323,7 +323,7 @@ def parse_decimal(text: str) -> Decimal:
     """Parse a finite decimal number, and keep all of its digits.
 
     Raises:
-        ValueError: The text is not a finite decimal number.
+        ValueError: The text is not a finite decimal number, or is too long.
     """
     if len(text) > DECIMAL_CHARACTERS_MAX:
         raise ValueError(f"a decimal number has {len(text)} characters; the limit is {DECIMAL_CHARACTERS_MAX}")

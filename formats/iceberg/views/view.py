@@ -100,6 +100,7 @@ def decode_view(data: bytes, source: str) -> ViewMetadata:
         raise Corrupt(f"{source} is not valid view metadata: it is nested too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError, zlib.error, BadRequest) as error:
         raise Corrupt(f"{source} is not valid view metadata: {error}") from error
+    # A schema without a stored id gets the id 0.
     return msgspec.structs.replace(view, schemas=tuple(copy_with_id(schema, schema.id) for schema in view.schemas))
 
 

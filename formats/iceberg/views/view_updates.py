@@ -112,8 +112,16 @@ class _ViewBuilder:
         self.last_schema_id = schema_id
 
     def add_version(self, new_version: ViewVersion) -> None:
+        """Add a version, unless the view has a version with the same behaviour, and make it the last added version.
+
+        A version whose id is in use, or is lower than an id in use, gets the next free id.
+
+        Raises:
+            BadRequest: The version is invalid.
+        """
         version = self._resolve_schema(new_version)
         _check_representations(version.representations)
+        # Limit the total number of comparisons in one commit.
         self._comparisons.spend(len(self.versions), len(version.representations))
         version_id = next((old.version_id for old in self.versions.values() if old.behaves_as(version)), None)
         if version_id is None:
@@ -125,7 +133,11 @@ class _ViewBuilder:
         self.last_version_id = version_id
 
     def _resolve_schema(self, version: ViewVersion) -> ViewVersion:
-        """Return the version with the id of its schema, if it refers to the last added schema."""
+        """Return the version with the id of its schema, if it refers to the last added schema.
+
+        Raises:
+            BadRequest: The version refers to no schema of the view.
+        """
         if version.schema_id == LAST_ADDED:
             if self.last_schema_id is None:
                 raise BadRequest("Cannot set last added schema: no schema has been added")
@@ -135,6 +147,11 @@ class _ViewBuilder:
         return version
 
     def set_current_version(self, version_id: int) -> None:
+        """Make a version the current version, and add an entry to the log. If it already is current, change nothing.
+
+        Raises:
+            BadRequest: The view has no such version.
+        """
         if version_id == LAST_ADDED:
             if self.last_version_id is None:
                 raise BadRequest("Cannot set last version id: no current version id has been set")
@@ -186,6 +203,9 @@ class _ViewBuilder:
 
         The newest versions, which have the highest ids, are kept up to the size of the history. The current version and
         as many versions as this commit adds are always kept.
+
+        Raises:
+            BadRequest: The property with the size of the history is invalid.
         """
         size = props.parse_int(self.properties, HISTORY_SIZE, HISTORY_SIZE_DEFAULT)
         if size <= 0:

@@ -89,7 +89,7 @@ def _concatenate_arrays(parts: Sequence[npt.NDArray[Any] | None]) -> npt.NDArray
 
 
 def _concatenate_starts(parts: Sequence[Longs | None]) -> Longs | None:
-    """Return the positions at which the joined keys begin.
+    """Return the positions at which the joined keys begin, or None if no part has positions.
 
     Each array has the positions in its own bytes, and ends with the end of its last key. So each array is moved by the
     number of bytes of the arrays before it.
@@ -113,7 +113,11 @@ def _concatenate_masks(pieces: Sequence[_Piece], masks: Sequence[Mask | None], d
 
 
 def _to_plain_array(array: pa.Array) -> pa.Array:
-    """Return the array without extension type, dictionary, runs or views, which only affect how values are stored."""
+    """Return the array without extension type, dictionary, runs or views, which only affect how values are stored.
+
+    Raises:
+        ValueError: The values would take more than EXPANDED_MAX bytes if each row had its own copy.
+    """
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     if has_shared_values(array.type) and compute_expanded_bytes(array) > EXPANDED_MAX:
@@ -151,8 +155,8 @@ def _read_validity(array: pa.Array) -> Mask | None:
     return valid
 
 
-def _make_empty_mask(rows: int) -> Mask | None:
-    """Return the validity of an array of nulls."""
+def _make_null_mask(rows: int) -> Mask | None:
+    """Return False for each row, because all rows are null. Without rows, the result is None."""
     return np.zeros(rows, dtype=np.bool_) if rows else None
 
 
@@ -179,7 +183,7 @@ def _encode_piece(array: pa.Array, kind: str) -> _Piece:
     rows, name = len(array), get_base_name(kind)
     if pa.types.is_null(array.type):
         codes = np.zeros(rows, dtype=np.uint64)
-        return _Piece(rows, codes, starts=None, heap=None, valid=_make_empty_mask(rows), nan=None)
+        return _Piece(rows, codes, starts=None, heap=None, valid=_make_null_mask(rows), nan=None)
     valid, nan = _read_validity(array), None
     if name in FLOATS and pa.types.is_floating(array.type):
         codes, nan = _encode_floats(array, name, valid)
@@ -198,7 +202,8 @@ def _encode_floats(array: pa.Array, name: str, valid: Mask | None) -> tuple[Code
     A code consists of the bits of the double, in an order that unsigned comparisons keep: a negative number has all
     bits inverted, and any other number has its sign bit set. A double in a column of floats must be a float.
     """
-    numbers = _view_numbers(array, {2: "f2", 4: "f4", 8: "f8"}[array.type.bit_width // 8])  # By bytes of a number.
+    # The numpy types by their size in bytes.
+    numbers = _view_numbers(array, {2: "f2", 4: "f4", 8: "f8"}[array.type.bit_width // 8])
     # This ignores a warning about a signalling NaN, or a double outside the range of floats.
     with np.errstate(invalid="ignore", over="ignore"):
         doubles = numbers.astype(np.float64)
@@ -331,7 +336,7 @@ def _make_byte_keys(array: pa.Array, kind: str) -> _Piece:
     if pa.types.is_null(arrow):
         nothing = np.zeros(0, dtype=np.uint8)
         no_starts = np.zeros(rows + 1, dtype=np.int64)
-        return _Piece(rows, codes=None, starts=no_starts, heap=nothing, valid=_make_empty_mask(rows), nan=None)
+        return _Piece(rows, codes=None, starts=no_starts, heap=nothing, valid=_make_null_mask(rows), nan=None)
     valid = _read_validity(array)
     if get_base_name(kind) == "decimal" and pa.types.is_decimal(arrow):
         high, low = _split_halves(array, kind, valid)

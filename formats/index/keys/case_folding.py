@@ -54,9 +54,11 @@ def fold_case(text: str) -> str:
 
 
 def has_known_case(text: str) -> bool:
-    """Return whether this version of Unicode assigns all characters of the text.
+    """Return whether the cases of all characters of the text are known.
 
-    A fast pattern is used first. It also matches rare assigned characters, so the exact pattern checks its matches.
+    The case of a character is known if this version of Unicode assigns the character. A later version may assign it to
+    a letter. A fast pattern is used first. It also matches rare assigned characters, so the exact pattern checks its
+    matches.
     """
     if text.isascii() or _make_unassigned_pattern().search(text) is None:
         return True

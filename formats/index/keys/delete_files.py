@@ -181,6 +181,9 @@ def _decode_positions(data: bytes | memoryview, file: DeleteFile, budget: Budget
     """Decode a position delete file, which lists paths of data files and positions of deleted rows.
 
     Its columns have reserved field ids. In a file without field ids, the columns are found by name.
+
+    Raises:
+        Unreadable: The file cannot be read, has a null, or needs more memory than the budget has.
     """
     try:
         parquet = BoundedParquet(pa.BufferReader(data), file.path, budget)
@@ -215,6 +218,9 @@ def _decode_keys(data: bytes | memoryview, file: DeleteFile, columns: Columns, b
     """Decode an equality delete file, whose rows are the keys of deleted rows.
 
     The columns are found only by field id, because a wrong column would delete wrong rows.
+
+    Raises:
+        Unreadable: The file cannot be read, lacks a column, or needs more memory than the budget has.
     """
     try:
         parquet = BoundedParquet(pa.BufferReader(data), file.path, budget)
@@ -236,6 +242,9 @@ def _decode_vector(data: bytes | memoryview, file: DeleteFile, limit_bytes: int)
     It consists of the length of magic and bitmap, the magic, a 64-bit roaring bitmap, and the CRC-32 of magic and
     bitmap. The memory is estimated before the bitmap is decoded, and again before its rows are listed, because a run of
     a few bytes can contain any number of rows.
+
+    Raises:
+        Unreadable: The vector is missing, damaged or too large, or has another number of rows than its manifest states.
     """
     bytes_min = _LENGTH.size + len(_VECTOR_MAGIC) + _CHECKSUM.size
     if file.offset == MISSING or file.referenced is None or len(data) != file.length or len(data) < bytes_min:
@@ -266,6 +275,9 @@ def _decode_vector(data: bytes | memoryview, file: DeleteFile, limit_bytes: int)
 
 
 def _shorten_error(error: BaseException) -> str:
-    """Return the first line of an error's message, or the name of its class if it has no message."""
+    """Return the first line of an error's message, or the name of its class if it has no message.
+
+    The text is cut after `_ERROR_CHARACTERS_MAX` characters.
+    """
     lines = str(error).splitlines() or [type(error).__name__]
     return lines[0][:_ERROR_CHARACTERS_MAX]

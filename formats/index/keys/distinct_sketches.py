@@ -61,8 +61,9 @@ Groups = npt.NDArray[np.int64]
 class _Sketches(NamedTuple):
     """The bytes of sketches (`distinct_sketches.py`), and the start of each sketch.
 
-    A sketch has 4096 registers, which are small numbers. A dense sketch stores one byte for each register. A sparse
-    sketch lists its registers that are not 0, as coupons of 4 bytes: a register and its number.
+    A sketch has 4096 registers. The value of a register is a small number, the rank. A dense sketch stores the rank of
+    each register as a byte. A sparse sketch lists the registers whose rank is not 0, as coupons of 4 bytes: the
+    number of the register and its rank.
     """
 
     data: npt.NDArray[np.uint8]
@@ -133,7 +134,11 @@ def make_coupons(values: pa.Array) -> Coupons:
 
 
 def _to_longs(values: pa.Array) -> pa.Array:
-    """Return integers, dates or times as integers of 64 bits."""
+    """Return integers, dates or times as integers of 64 bits.
+
+    Raises:
+        ValueError: Values of this type cannot be counted.
+    """
     kind = values.type
     if pa.types.is_timestamp(kind) and kind.unit == "us":
         return values.view(pa.int64())
@@ -164,6 +169,9 @@ def build_sketches(values: pa.ChunkedArray, groups: Groups, count: int) -> pa.Ar
         values: The values, of a type in `SKETCHED_TYPES`.
         groups: int64[values]: the group of each value.
         count: The number of groups.
+
+    Raises:
+        ValueError: Values of this type cannot be counted.
     """
     column = _to_array(values)
     valid = column.is_valid().to_numpy(zero_copy_only=False)

@@ -41,7 +41,11 @@ def get_group_column_name(column_id: int) -> str:
 
 
 def get_dimension_kind(term: Term) -> str:
-    """Return the Iceberg type of a dimension. A truncated time keeps the type of its column."""
+    """Return the Iceberg type of a dimension of a cube.
+
+    An attribute has its own type, because it is a column of another table to which the term's column refers. Any other
+    dimension, such as a truncated time, has the type of its column.
+    """
     return term.source if parse_lookup(term.transform) is None else term.kind
 
 
@@ -69,7 +73,8 @@ def to_group_condition(condition: Expression, terms: Sequence[Term]) -> Expressi
 def translate_dimension_condition(condition: Expression, find_number: Callable[[Bound], int | None]) -> Expression:
     """Return the condition on the groups of a cube that follows from a condition on rows of a dimension table.
 
-    A dimension table is joined to the table of the cube, and the cube groups by some of its columns.
+    A dimension table is joined to the table of the cube, and the cube groups by some of its columns. A predicate on
+    another column becomes TRUE, so the result may be true for more groups.
 
     Args:
         condition: A bound condition.

@@ -62,8 +62,9 @@ def hash_halves(columns: Sequence[Keys]) -> tuple[Hashes, Hashes]:
 def compute_file_ids(paths: Sequence[str], sizes: npt.ArrayLike, records: npt.ArrayLike) -> Hashes:
     """Return the ids of immutable data files, uint64[files, 2].
 
-    If a file is replaced at the same path, its id changes. The id consists of the hashes (seeds 0 and 1) of
-    path (UTF-8), size in bytes and record count (u64, little-endian).
+    An id consists of two hashes, with the seeds 0 and 1, of the path (UTF-8), the size in bytes and the record count
+    (u64, little-endian). If another file replaces a file at the same path, the id changes if the size or the record
+    count differs.
     """
     return _hash.hash_files(list(paths), np.asarray(sizes, dtype=np.uint64), np.asarray(records, dtype=np.uint64))
 

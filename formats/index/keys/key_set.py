@@ -143,7 +143,8 @@ class KeySet:
     def mark_keys(self, distinct: Distinct) -> Bytes:
         """Return 1 for each key that is in the set, otherwise 0, as uint8[n]. The n keys must be ascending.
 
-        Keys of bytes are compared by their hashes, so a key outside the set is marked if its hash equals another hash.
+        Keys of bytes are compared by their hashes, so a key outside the set is also marked if a key in the set has the
+        same hash.
         """
         if distinct.codes is not None:
             return self._mark_codes(distinct.codes)

@@ -239,7 +239,7 @@ def has_keys(kind: str) -> bool:
 
 
 def get_family(kind: str) -> str:
-    """Return the name of a type's family, which consists of all types with the same keys.
+    """Return the name of a type's family: all types whose values have the same keys in an index.
 
     An index stays valid if a column is promoted to another type of the family.
     """

@@ -101,6 +101,7 @@ def make_operation(sign: str, left: Operand, right: Operand) -> BinaryOperation:
 
     The operands of sums and products are sorted, so that `a + b` and `b + a` are the same measure. As in Trino, a
     product of decimals has all digits of both operands, and a sum has one digit more than its longer operand.
+    The type of the result has at most `PRECISION_MAX` digits.
 
     Args:
         sign: `+`, `-` or `*`.
@@ -184,7 +185,7 @@ class Measure:
 
     @property
     def id_text(self) -> str:
-        """The text with field ids."""
+        """The expression as text, with field ids instead of the names of columns, so that it survives renames."""
         return self._format(_format_id)
 
     def _format(self, format_column: Callable[[ColumnOperand], str]) -> str:
@@ -339,7 +340,11 @@ class _MeasureParser:
         return number
 
     def _split(self, text: str) -> Iterator[tuple[str, str]]:
-        """Yield the kind and the text of each token."""
+        """Yield the kind and the text of each token.
+
+        Raises:
+            BadRequest: The text is too long, or contains a character that begins no token.
+        """
         if len(text) > TEXT_MAX:
             raise BadRequest(f"A measure has {len(text)} characters; the limit is {TEXT_MAX} characters")
         position, end = 0, len(text.rstrip())

@@ -59,7 +59,8 @@ class Distinct:
 def rank_keys(keys: Keys) -> tuple[Distinct, Ranks]:
     """Return the distinct keys, and the rank of each row's key as uint32[rows].
 
-    Rows that are null or NaN have the rank 0.
+    Rows that are null or NaN have the rank 0, which is also the rank of the lowest key. `keys.present` distinguishes
+    them.
 
     Raises:
         ValueError: There are more rows than ranks can count.

@@ -107,7 +107,7 @@ def split_arguments(text: str, separator: str = ",") -> Iterator[str]:
     """Yield the items of a list, which is split at separators outside backticks and parentheses.
 
     Raises:
-        BadRequest: A backtick or parenthesis is not closed.
+        BadRequest: A backtick or parenthesis is not closed, or the text has more than `TEXT_MAX` characters.
     """
     part, depth, is_quoted = "", 0, False
     for character in text[: TEXT_MAX + 1]:
@@ -155,6 +155,9 @@ def resolve_term_by_id(transform: str, column_id: int, schema: Schema, older_sch
 
     The schema with the highest id is the newest. Indexes can be on dropped columns, because the plans of earlier
     snapshots still use them.
+
+    Raises:
+        BadRequest: No schema has the column, or it cannot be indexed in this way.
     """
     for candidate in (
         schema,
@@ -181,7 +184,13 @@ def _parse_transform(text: str) -> str:
 
 
 def _find_column(schema: Schema, name: str) -> Column | None:
-    """Return the column with this exact name, otherwise the only column with this name in any case, as in Spark."""
+    """Return the column with this exact name, otherwise the only column with this name in any case, as in Spark.
+
+    The result is None if there is no such column.
+
+    Raises:
+        BadRequest: Several columns have the name in another case.
+    """
     column = schema.find_column_by_name(name)
     if column is not None:
         return column
@@ -197,6 +206,9 @@ def _make_term(schema: Schema, column: Column, transform: str) -> Term:
 
     A column in a list or map cannot be indexed, because a row has several values of it. The values of a function have
     the type of the column. The values of an attribute of a dimension table have the type that the attribute states.
+
+    Raises:
+        BadRequest: The column cannot be indexed in this way.
     """
     parent_id = column.parent
     while parent_id is not None:

@@ -134,8 +134,11 @@ def merge_bitmaps(parts: Iterable[tuple[Bitmap, npt.NDArray[np.bool_]]]) -> list
 def _assemble_blob(sections: Sequence[memoryview]) -> list[bytes | memoryview]:
     """Encode a blob from the encoded sections of its files.
 
-    The blob has a head, a directory with the sizes of the sections, the postings, which list the files of each key,
-    and the sections.
+    The blob begins with a head of fixed size: the version, the form of the keys, sizes and checksums. A directory with
+    the sizes of the sections follows, then the postings, which list the files of each key, and the sections.
+
+    Raises:
+        ValueError: The sections have keys of different forms.
     """
     open_sections = [Section(section) for section in sections]
     forms = {section.form for section in open_sections}
@@ -156,6 +159,9 @@ def _assemble_blob(sections: Sequence[memoryview]) -> list[bytes | memoryview]:
 def _read_head(memory: memoryview | bytes) -> tuple[int, int, int, int, int]:
     """Return the form of the keys, the number of files, the sizes of postings and blob, and the checksum of the
     directory.
+
+    Raises:
+        ValueError: The first bytes are damaged, or are those of an unknown version.
     """
     if len(memory) < _HEAD_BYTES:
         raise ValueError(f"a bitmap index cannot have only {len(memory)} bytes")
@@ -181,7 +187,7 @@ def read_header_size(start: memoryview | bytes) -> int:
         start: At least the first 64 bytes of the blob.
 
     Raises:
-        ValueError: The head is damaged.
+        ValueError: The first 64 bytes are damaged.
     """
     _, files, postings, *_ = _read_head(start)
     return _compute_directory_end(files) + min(postings, compute_head_bytes(PIECES_MAX))
@@ -286,6 +292,9 @@ class Bitmap:
             file: The index of the file.
             keys: The keys.
             candidate_rows: The rows to search, or None for all rows of the file.
+
+        Raises:
+            ValueError: The keys have another form than those of the index, or the section is damaged.
         """
         self._check_form(keys)
         section = self.open_section(file)
@@ -381,7 +390,10 @@ class Bitmap:
         return bounds
 
     def _read_slices(self, file: int) -> _bitmap.Slices:
-        """Return the decompressed slices of a file's section. The result is cached."""
+        """Return the decompressed slices of a file's section. The result is cached.
+
+        A section has the keys of one data file. Slice i is a bitmap with bit i of the rank of each row's key.
+        """
         with self._lock:
             slices = self._decoded_slices.get(file)
         if slices is None:

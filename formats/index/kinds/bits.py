@@ -133,6 +133,9 @@ def _convert_bitmap(bitmap: pyroaring.BitMap, rows: int) -> Bits:
 
     The rows are listed in steps, because a run of a few bytes can contain any number of rows, and each listed row takes
     4 bytes.
+
+    Raises:
+        ValueError: The bitmap contains a row that the file does not have.
     """
     if len(bitmap) and bitmap.max() >= rows:
         raise ValueError(f"a bitmap contains rows beyond the {rows} rows of its file")

@@ -82,9 +82,10 @@ def compute_hash_count(fpp: float) -> int:
 def compute_filter_bits(keys: int, fpp: float) -> int:
     """Return the size in bits of a filter for `keys` distinct keys.
 
-    The size is the lowest 2^e · {4, 5, 6, 7} / 4 that keeps the false-positive rate `fpp`. Filters of the same size are
-    stored together and probed together, so there are only few possible sizes. A filter is at most a quarter larger
-    than needed.
+    The size is the lowest 2^e · {4, 5, 6, 7} / 4 that keeps the false-positive rate `fpp`, but at least FILTER_BITS_MIN
+    and at most FILTER_BITS_MAX. With more keys than fit into FILTER_BITS_MAX, the rate is higher. Filters of the same
+    size are stored together and probed together, so there are only few possible sizes. Above FILTER_BITS_MIN, a filter
+    is at most a quarter larger than needed.
     """
     k = compute_hash_count(fpp)
     # The rate of a filter with m bits and n keys is (1 - e^(-kn/m))^k.
@@ -146,7 +147,7 @@ class _Group:
     def stride(self) -> int:
         """The number of bits from one row of the group to the next. A row has one bit of the filter of each file.
 
-        Rows of many files begin at a byte.
+        If there are many files, each row begins at a whole byte.
         """
         file_count = len(self.files)
         return file_count if file_count <= _UNALIGNED_MAX else -(-file_count // 8) * 8
@@ -342,8 +343,8 @@ class Bloom:
         ranges: list[tuple[int, int]] = []
         for group in self._groups:
             # A multiplier has 32 bits, so this scales it to a position in the filter.
-            rows = multipliers * np.uint64(group.filter_bits) >> np.uint64(32)
-            for page in np.unique(rows >> np.uint64(group.page_shift)).tolist():
+            bit_positions = multipliers * np.uint64(group.filter_bits) >> np.uint64(32)
+            for page in np.unique(bit_positions >> np.uint64(group.page_shift)).tolist():
                 offset, length = group.locate_page(page)
                 if ranges and sum(ranges[-1]) == offset:  # The page follows the previous range.
                     offset, previous_length = ranges.pop()
@@ -357,6 +358,9 @@ class Bloom:
         Args:
             hashes: The hashes.
             parts: The bytes of the ranges that `list_byte_ranges` returns for the same hashes, in the same order.
+
+        Raises:
+            ValueError: A part has another length than its range, or a page is damaged.
         """
         spans = []
         position = 0
@@ -489,7 +493,7 @@ def _make_damage_error(offset: int) -> ValueError:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BloomQuery:
-    """A query for files with a key that has one of the hashes (seed 0)."""
+    """A query for files with a key that has one of these hashes (`hash_keys` with the seed 0, as in the filters)."""
 
     hashes: Hashes
 
@@ -544,6 +548,8 @@ class BloomKind(IndexKind[FileBloom, Bloom]):
         if columns is None:
             return None
         hashes = hash_keys(columns[0], _SEED)
+        # Texts with characters of unknown case have one key. The filter of a file with this key matches all keys, so
+        # the key needs no query beside other keys.
         if ranges[0].of_function and len(hashes) > 1:
             hashes = hashes[hashes != _hash_unknown_case()]
         return BloomQuery(hashes)

@@ -180,7 +180,11 @@ class CubeEntries:
             raise ValueError(f"a cube cannot be read: {error}") from None
 
     def _open(self, columns: Sequence[str] | None) -> pa.ipc.RecordBatchFileReader:
-        """Open the Arrow file for reading some columns, or all columns."""
+        """Open the Arrow file for reading some columns, or all columns.
+
+        Raises:
+            ValueError: The file is damaged.
+        """
         fields = None
         if columns is not None:
             fields = [self._packed_names.index(name) for name in list_packed_names(columns)]
@@ -235,7 +239,8 @@ class CubeKind(IndexKind[pa.RecordBatch, CubeEntries]):
         """Return the sorted groups of the rows of a data file.
 
         Raises:
-            ValueError: There are too many groups. The parameter `shrink` is the minimum number of rows for each group.
+            ValueError: There are too many groups, or a value is invalid. The parameter `shrink` is the minimum number
+                of rows for each group.
         """
         entry = group_rows(terms, measures, columns, attributes)
         if entry.num_rows > ENTRY_GROUPS_MAX or entry.nbytes > ENTRY_BYTES_MAX:
@@ -295,7 +300,7 @@ class CubeKind(IndexKind[pa.RecordBatch, CubeEntries]):
 def _sort_groups(entry: pa.RecordBatch) -> pa.RecordBatch:
     """Sort groups by their dimensions, so that equal values are neighbours and compress well.
 
-    Floats are sorted by their bits, so that the order of groups with 0.0 and -0.0 is certain.
+    Floats are sorted by their bits, so that the order of groups with 0.0 and -0.0 is always the same.
     """
     keys = {}
     for name, column in zip(entry.schema.names, entry.columns, strict=True):
@@ -337,7 +342,10 @@ def explain_too_many_groups(groups: int, rows: int, rows_per_group_min: float) -
 def group_rows(
     terms: Sequence[Term], measures: Sequence[Measure], columns: Columns, attributes: Attributes = _NO_ATTRIBUTES
 ) -> pa.RecordBatch:
-    """Group the rows of a data file.
+    """Group the rows of a data file, and return a row for each group.
+
+    Its columns are the dimensions d0, d1 …, and the partial aggregates m0, m1 …. Attributes with a dictionary are
+    grouped by their codes, and the codes of the groups are then replaced by values.
 
     Args:
         terms: The dimensions.

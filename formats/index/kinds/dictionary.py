@@ -100,7 +100,7 @@ class Bounds:
         return np.array(lows, dtype=f"S{width}"), np.array(highs, dtype=f"S{width}")
 
     def find_intervals(self, dictionary: _ordered.Numbers | _ordered.Strings) -> Intervals:
-        """Return the intervals of ranks of the keys in the ranges.
+        """Return the intervals of the ranks of all keys of the dictionary that are in one of the ranges.
 
         Raises:
             ValueError: The dictionary is damaged.

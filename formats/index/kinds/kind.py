@@ -48,7 +48,8 @@ class IndexParameter(NamedTuple):
     name: str
     """The name in lower-case letters, as in `bloom(c, fpp=0.001)` and `--fpp`.
 
-    Two kinds can only use the same name for a parameter with the same meaning.
+    Two kinds can only use the same name for a parameter with the same meaning, because `list_parameters` has one
+    parameter for each name.
     """
     meaning: str
     default: float
@@ -121,7 +122,7 @@ class RemoteIndex(Protocol):
 
     @property
     def is_full(self) -> bool:
-        """Whether the cache has almost reached its limit. Opening the blob again empties the cache."""
+        """Whether the cache has used more than half of its limit. Opening the blob again empties the cache."""
         ...
 
     async def probe(self, query: Any) -> Flags | None:
@@ -196,6 +197,8 @@ class IndexKind(ABC, Generic[Entry, Opened]):
     ) -> Entry:
         """Build the index entry of a data file from its columns.
 
+        Most kinds store no aggregates, so this method raises ValueError. A kind with aggregates overrides it.
+
         Args:
             terms: The dimensions.
             measures: The aggregates.
@@ -269,6 +272,8 @@ class IndexKind(ABC, Generic[Entry, Opened]):
     ) -> Iterator[str]:
         """Compare the index with the keys of a data file, and yield a description of each difference.
 
+        By default, nothing is compared. Kinds override this method.
+
         Args:
             index: The opened index.
             number: The index of the data file in the blob.
@@ -278,7 +283,9 @@ class IndexKind(ABC, Generic[Entry, Opened]):
         return iter(())
 
     def compare_aggregates(self, index: Opened, number: int, expected: Entry) -> Iterator[str]:
-        """Compare the entry of a data file with a new entry. Yield a description of each difference.
+        """Compare the aggregates of a data file's entry with a new entry. Yield a description of each difference.
+
+        Most kinds store no aggregates, so this method yields nothing. A kind with aggregates overrides it.
 
         Args:
             index: The opened index.

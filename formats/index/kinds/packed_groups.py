@@ -78,7 +78,11 @@ def list_packed_names(columns: Sequence[str]) -> list[str]:
 
 
 def pack_groups(groups: pa.RecordBatch) -> pa.RecordBatch:
-    """Pack groups into one row with the columns of `make_packed_schema`."""
+    """Pack groups into one row with the columns of `make_packed_schema`.
+
+    A column is stored as distinct values and codes, or as codes and a base (`_code_column`). If there are fewer than
+    `_CODED_GROUPS_MIN` groups, their values are stored without codes.
+    """
     cells: list[pa.Array] = [pa.array([groups.num_rows], pa.int64())]
     for name, column in zip(groups.schema.names, groups.columns, strict=True):
         values, codes, base = (
@@ -132,8 +136,9 @@ def unpack_groups(packed_row: pa.RecordBatch, schema: pa.Schema, bytes_max: int)
 def _code_column(name: str, column: pa.Array) -> tuple[pa.Array, bytes | None, int | None]:
     """Return the values, the codes and the base of a column of groups.
 
-    Floats have only values. A dimension has its distinct values, and a code for each group, the index of its value.
-    A count or sum that fits into 64 bits has a code for each group, its distance from the lowest value, the base.
+    Dimensions have the names d0, d1, … A dimension has its distinct values, and a code for each group, which is the
+    index of its value. For counts and sums that fit into 64 bits, the base is the lowest value, and the code of a group
+    is the distance from the base. Floats and all other columns have only values.
     """
     if pa.types.is_floating(column.type):
         return column, None, None
@@ -169,6 +174,9 @@ def _decode_longs(codes: npt.NDArray[np.uint64], base: int, kind: pa.DataType) -
 
     Unsigned numbers wrap around, so a negative base is added as its two's complement. A decimal has two words: the
     number, and its sign in all bits of the high word.
+
+    Raises:
+        ValueError: A column of this type cannot have a base.
     """
     longs = (codes + np.int64(base).view(np.uint64)).view(np.int64)
     if pa.types.is_int64(kind):

@@ -38,7 +38,10 @@ class Piece(NamedTuple):
 
 
 class PiecesHeader(NamedTuple):
-    """The numbers that precede some pieces. The module that writes the pieces defines what the numbers mean.
+    """The numbers that precede the pieces of a part of an index. The writer of the part defines what they mean.
+
+    A piece is a byte string, such as a compressed array. Two parts are stored as pieces: the section of a data file
+    (its rows by value), and the postings of an index (the files of each key).
 
     Attributes:
         first_count: Below 2^64. For the section of a data file, its number of rows. For postings, the number of keys.
@@ -135,7 +138,11 @@ class Pieces:
         return int(self._table[number, 0])
 
     def verify(self) -> None:
-        """Check the checksums of all pieces, also of pieces that were checked before."""
+        """Check the checksums of all pieces, also of pieces that were checked before.
+
+        Raises:
+            ValueError: The checksum of a piece does not match.
+        """
         for number in range(self.count):
             self._checked_pieces[number] = 0
             self.read(number)

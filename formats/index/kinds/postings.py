@@ -160,7 +160,7 @@ def _union_keys(sections: Sequence[Searchable], form: int, budget: float) -> Dis
         parts = [read_distinct(sections[number].dictionary) for number in batch]
         union = merge_distinct([union, *parts], form)
         if len(union) > min(KEYS_MAX, budget) or (union.heap is not None and len(union.heap) > HEAP_MAX):
-            return None  # Each key takes at least one byte.
+            return None  # Each key takes at least one byte, so more keys than `budget` bytes do not fit.
     return union
 
 
@@ -278,10 +278,10 @@ def _make_flat_piece(array: Bytes) -> Piece:
 
 
 def _pack_array(array: npt.NDArray[Any]) -> Piece:
-    """Return the bytes of an array, compressed with zstd if this is clearly smaller.
+    """Return the bytes of an array, compressed with zstd if this saves enough bytes (COMPRESSED_MAX_FRACTION).
 
-    A compressed piece begins with its decompressed size (u64). An array that is larger than readers decompress stays
-    without compression.
+    A compressed piece begins with its decompressed size (u64). An array above the readers' limit for decompressed sizes
+    is not compressed.
     """
     data = array.reshape(-1).view(np.uint8).data
     if len(data) > _INFLATED_MAX:
@@ -294,7 +294,7 @@ def _pack_array(array: npt.NDArray[Any]) -> Piece:
     )
 
 
-def _is_wide(begins: RankArray, ends: RankArray) -> bool:
+def _has_few_wide_intervals(begins: RankArray, ends: RankArray) -> bool:
     """Return whether some intervals are wide, but few enough to be compared with the ranks of each file.
 
     A wide interval contains several keys. To mark its files key by key would take longer than to compare it with the
@@ -321,6 +321,9 @@ class Postings:
             form: The form of the keys: CODES (64-bit numbers) or BYTES.
             files: The number of data files.
             pairs: The sum of the numbers of distinct keys of all files. The lists have at most this number of entries.
+
+        Raises:
+            ValueError: The postings do not fit `form`, `files` or `pairs`.
         """
         self._pieces = Pieces(memory)
         self._keys, stored_files, stored_form, self.layout, _ = self._pieces.head
@@ -349,7 +352,7 @@ class Postings:
         Args:
             bounds: The bounds.
             has_keys: bool[files], False for a file without keys.
-            get_section: A function that returns the part of the index for a file, which has its keys.
+            get_section: A function that returns the part of the index for one file. This part contains the file's keys.
         """
         if not bounds.count:
             return np.zeros(self._files, dtype=np.uint8)
@@ -372,7 +375,7 @@ class Postings:
             return
         yield [self._pieces.locate(_DICTIONARY)]
         begins, ends = bounds.find_intervals(self._open_dictionary())
-        if _is_wide(begins, ends):
+        if _has_few_wide_intervals(begins, ends):
             yield [self._pieces.locate(_LOWEST_RANKS), self._pieces.locate(_GREATEST_RANKS)]
             _, begins, ends = self._mark_by_extremes(begins, ends)
         if len(begins):
@@ -381,8 +384,9 @@ class Postings:
     def list_undecided_files(self, bounds: Bounds, has_keys: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
         """Return the indexes of the files whose own keys `mark_files` searches.
 
-        This is necessary only in the layout EDGES, and if the lowest and the greatest key of the file, which are all
-        that the postings have, do not decide whether the file has a key within the bounds.
+        This is necessary only in the layout EDGES, in which the postings have only the lowest and the greatest key of
+        each file. The own keys of a file are searched if these two keys do not decide whether it has a key within the
+        bounds.
         """
         if not bounds.count or self.layout != EDGES:
             return np.empty(0, dtype=np.intp)
@@ -404,7 +408,7 @@ class Postings:
             marks = self._mark_wanted_keys(keys)
             if marks.all():
                 return has_keys.astype(np.uint8)
-            # A difference of 1 is the begin of an interval of marked ranks, and -1 is its end.
+            # A difference of 1 is the beginning of an interval of marked ranks, and -1 is its end.
             edges = np.diff(np.concatenate([_NO_MARK, marks, _NO_MARK]).view(np.int8))
             begins, ends = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
             if not len(begins):
@@ -469,7 +473,7 @@ class Postings:
         """
         begins, ends = bounds.find_intervals(self._open_dictionary())
         marks = np.zeros(self._files, dtype=np.uint8)
-        if _is_wide(begins, ends):
+        if _has_few_wide_intervals(begins, ends):
             marks, begins, ends = self._mark_by_extremes(begins, ends)
         if len(begins):
             marks |= self._mark_files(begins, ends)
@@ -482,8 +486,8 @@ class Postings:
         on one side. If the interval is between its lowest and greatest rank, the comparison does not decide.
 
         Returns:
-            The marks that this comparison decides, and the begins and the ends of the intervals that still have to be
-                looked up.
+            The marks that this comparison decides, and the starts and the ends of the intervals that still have to be
+            looked up.
         """
         marks = np.zeros(self._files, dtype=np.uint8)
         is_wide = ends - begins > 1
@@ -516,7 +520,9 @@ class Postings:
         marks = np.zeros(self._files, dtype=np.uint8)
         (pairs,) = self._starts.at(np.array([self._keys], dtype=np.uint64)).tolist()
         if pairs > self._pairs:
-            raise ValueError(f"the postings list {pairs} files, but the files have {self._pairs} keys")
+            raise ValueError(
+                f"the index has {pairs} pairs of a key and a file, but its files have {self._pairs} keys in total"
+            )
         file_numbers = self._read_array(_FILES, f"<u{width}", pairs)
         _bitmap.mark_listed(file_numbers, self._starts.at(begins), self._starts.at(ends), marks)
         return marks
@@ -558,7 +564,8 @@ class Postings:
             bounds: The bounds.
             marks: 1 for each file with a key within the bounds, otherwise 0. The marks of `numbers` are set here.
             numbers: The indexes of the files that the lowest and the greatest key do not decide.
-            get_section: A function that returns the part of the index for a file, which has its dictionary of keys.
+            get_section: A function that returns the part of the index for one file. This part contains the dictionary
+                of the file's keys.
         """
         if self._form == CODES:
             dictionaries = [get_section(number).dictionary for number in numbers.tolist()]
@@ -577,6 +584,9 @@ class Postings:
             number: The index of the piece.
             dtype: The numpy type of an item.
             count: The number of items.
+
+        Raises:
+            ValueError: The piece is damaged, or has another number of items.
         """
         array = self._arrays.get(number)
         if array is not None:

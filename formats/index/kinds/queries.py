@@ -73,7 +73,7 @@ def list_point_keys(ranges_of_terms: Sequence[KeyRanges]) -> list[Keys] | None:
             return None
         keys_of_terms.append(ranges.points)
     combinations_max = KEYS_MAX if len(keys_of_terms) == 1 else COMBINATIONS_MAX
-    if prod(map(len, keys_of_terms)) > combinations_max:  # The literal 0.0 has two keys.
+    if prod(map(len, keys_of_terms)) > combinations_max:  # Not the number of literals: 0.0 has two keys.
         return None
     if len(keys_of_terms) == 1:
         return [_encode_literal_keys(keys_of_terms[0], ranges_of_terms[0].kind)]

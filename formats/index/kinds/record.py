@@ -137,6 +137,9 @@ def _write_parts(merger: Merger, files: int) -> Iterator[Part]:
 
     A fixed number of pages is in memory at the same time. The directory has the first hash of each page (its fence) and
     the number of entries of each data file.
+
+    Raises:
+        ValueError: There are too many data files for one record index.
     """
     if files > FILES_MAX:
         raise ValueError(f"{files} data files do not fit into one record index; the limit is {FILES_MAX}")
@@ -400,6 +403,11 @@ class RecordKind(IndexKind[FileRecords, RecordBlob]):
         return RecordBlob(blob)
 
     async def open_remote(self, blob: BlobReader) -> RemoteRecord:
+        """Open a blob by reading only its directory, which is at the end of the blob.
+
+        The directory has the first hash of each page (its fence), by which a lookup finds the pages to read.
+        """
+
         def find_directory_bytes(tail: bytes) -> int:
             return Fences.compute_directory_bytes(tail, blob.length)
 
@@ -421,7 +429,7 @@ class RecordKind(IndexKind[FileRecords, RecordBlob]):
     def compare(
         self, index: RecordBlob, number: int, columns: Sequence[Keys], sampled_rows: Sequence[int]
     ) -> Iterator[str]:
-        """Compare all rows of the data file `number`, not only the sampled rows.
+        """Yield the differences between the index and all rows of the data file `number`, not only the sampled rows.
 
         Each row's key must be in the index at the position of the row.
         """

@@ -106,7 +106,8 @@ def _choose_layout(ranks: Ranks, cardinality: int, present_rows: Bits) -> tuple[
 
     The layout SLICES has a bitmap for each bit of the ranks. The layout EQUALITY has a bitmap for each distinct key,
     which is only smaller if few rows differ from their neighbours. This is first estimated from the number of changes,
-    because encoding the bitmaps takes longer. If the slices would take too much memory once decoded, they stay flat.
+    because encoding the bitmaps takes longer. If the slices would take too much memory once decoded, they are stored
+    without compression (`FLAT`).
 
     Args:
         ranks: The rank of each row's key.
@@ -160,7 +161,10 @@ class Section:
         """The number of stored bitmaps: slices, or bitmaps of values."""
         self._dictionary: _ordered.Numbers | _ordered.Strings | None = None
         self.ready: tuple[_ordered.Numbers, _bitmap.Slices, Bits | None] | None = None
-        """The dictionary, the slices and `keyless`. Frequent callers cache them here if they need no memory."""
+        """The dictionary, the slices, and the rows without a key (null or NaN).
+
+        A caller that reads them often stores them here if they are views of the blob, which need no memory.
+        """
 
     def verify(self) -> None:
         """Read the complete section.
@@ -236,7 +240,7 @@ class Section:
 
     @property
     def is_flat(self) -> bool:
-        """Whether the slices are read without decoding or copying them, and every row has a key."""
+        """Whether all slices, or bitmaps of values, are read without decoding or copying, and every row has a key."""
         codings = {self._pieces.get_coding(FIRST_BITMAP + number) for number in range(self.bitmaps)}
         return not self.flags & (NULLS | NANS) and codings <= {Coding.FLAT, Coding.ZEROS, Coding.ONES}
 
@@ -253,7 +257,7 @@ class Section:
         return self._read_bits(piece)
 
     def _read_bits(self, piece: int) -> Bits:
-        """Return the bits of a piece."""
+        """Return a piece, which is a stored array of the section, as a set of rows."""
         rows = self._decode_piece(piece)
         if isinstance(rows, bool):
             return bits.make_full_bits(self.rows) if rows else bits.make_empty_bits(self.rows)
@@ -271,6 +275,9 @@ class Section:
 
         Slice i is a bitmap with bit i of the rank of each row's key. Slices that are stored without compression need no
         more memory.
+
+        Raises:
+            ValueError: The decoded slices need too much memory.
         """
         decoded_bytes = _count_decoded_bytes(
             (self._pieces.get_coding(FIRST_BITMAP + number) for number in range(self.bitmaps)), self.rows

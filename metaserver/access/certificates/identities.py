@@ -106,7 +106,11 @@ def _list_common_names(leaf: x509.Certificate) -> dict[str, list[str]]:
 
 
 def _list_alternative_names(leaf: x509.Certificate) -> dict[str, list[str]]:
-    """Return the alternative names of a certificate by kind. Leave out wildcard names, which identify no client."""
+    """Return the alternative names of a certificate by kind. Leave out wildcard names, which identify no client.
+
+    Raises:
+        ValueError: The certificate has too many names.
+    """
     try:
         alternatives = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:

@@ -188,7 +188,7 @@ def _read_rule(table: dict[str, Any], source: str) -> CertificateRule:
     for text in authorities:
         if not _FINGERPRINT.fullmatch(text):
             raise ConfigError(
-                f"The authority {text!r} of {source} is no SHA-256 digest of a certificate: write 64 digits"
+                f"The authority {text!r} of {source} is no SHA-256 digest of a certificate: write 64 hexadecimal digits"
             )
     rule = CertificateRule(kinds[0], pattern, table["principal"], groups, roles, frozenset(authorities))
     try:

@@ -75,7 +75,7 @@ def _describe_securable(securable: Securable) -> dict[str, Any]:
 
 
 def _read_positions(positions: object, count: int) -> list[bool]:
-    """Return, for each position below `count`, whether the answer contains it.
+    """Return, for each position below `count`, whether the answer contains it. None contains no position.
 
     Raises:
         ValueError: The answer is not a list of positions.

@@ -86,8 +86,10 @@ class OpenFgaClient(PolicyClient):
     def _make_batches(
         self, principal: Principal, checks: Sequence[_Check], *, is_listing: bool
     ) -> list[dict[_Check, dict[str, Any]]]:
-        """Return the question of each check, in batches that OpenFGA accepts. In a listing, an object with too many
-        containers has no question.
+        """Return the question of each check, in batches that OpenFGA accepts.
+
+        A question names the groups of the principal, and the objects that contain the object (namespaces, warehouse and
+        server). In a listing, a check with too many of both has no question.
 
         Raises:
             Forbidden: The principal belongs to too many groups.

@@ -84,6 +84,11 @@ class PolicySlots:
             self._release(holder)
 
     async def _wait(self, holder: str, is_listing: bool, wait_s: float) -> None:
+        """Wait until the holder has a slot.
+
+        Raises:
+            TimeoutError: No slot became free within `wait_s`.
+        """
         slot: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(_QueueKey(is_listing, holder), deque()).append((next(self._arrivals), slot))
         try:
@@ -305,7 +310,10 @@ class PolicyAuthorizer(Authorizer):
         return await self._grants.allows_somewhere(principal, operation)
 
     async def sees(self, principal: Principal, namespaces: Sequence[NamespacePath]) -> list[bool]:
+        """Return for each namespace whether the grants and the policy allow that `principal` sees it in listings."""
         visibility = await self._grants.sees(principal, namespaces)
+        # The policy is not queried for the server's own jobs. They act for principals whose rights were checked before
+        # the job started.
         if principal.name == SERVICE_PRINCIPAL:
             return visibility
         listed_namespaces = [
@@ -332,10 +340,10 @@ class PolicyAuthorizer(Authorizer):
         # The policy does not decide about locations, so confine each caller to the namespace of its request.
         return ()
 
-    def list_owning_namespaces(self, principal: Principal) -> tuple[NamespacePath, ...]:
-        return self._grants.list_owning_namespaces(principal)
+    def list_namespaces_granting_ownership(self, principal: Principal) -> tuple[NamespacePath, ...]:
+        return self._grants.list_namespaces_granting_ownership(principal)
 
-    def list_reusing_namespaces(self, principal: Principal) -> tuple[NamespacePath, ...]:
+    def list_namespaces_for_location_reuse(self, principal: Principal) -> tuple[NamespacePath, ...]:
         """Return no namespace, so that no new object may reuse the location of a dropped object."""
         # The policy might have denied access to the dropped object, and the policy server is not queried about it.
         return ()

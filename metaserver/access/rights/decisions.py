@@ -78,7 +78,7 @@ def have_privileges(grants: Iterable[Grant], securable: Securable, bits: int) ->
 
 
 def holds_everywhere(grants: Sequence[Grant], bits: int) -> bool:
-    """Return whether the grants give all of these privileges on the warehouse, and no denial inside it takes one away.
+    """Return whether the grants give all privileges in `bits` on the warehouse, and no denial inside it takes one away.
 
     If the principal may manage the grants of the warehouse, denials inside the warehouse do not count, because the
     principal may remove them. Otherwise the managers of one namespace could restrict the admins of the warehouse.
@@ -89,7 +89,7 @@ def holds_everywhere(grants: Sequence[Grant], bits: int) -> bool:
 
 
 def holds_throughout(grants: Sequence[Grant], namespace: NamespacePath, bits: int) -> bool:
-    """Return whether the grants give all of these privileges on the warehouse and throughout a namespace.
+    """Return whether the grants give all privileges in `bits` on the warehouse and throughout a namespace.
 
     A denial in another namespace does not count.
     """
@@ -147,7 +147,7 @@ def has_visible_entry(grants: Sequence[Grant], namespace: NamespacePath) -> bool
 
 
 def list_namespaces_with(grants: Sequence[Grant], bits: int) -> list[NamespacePath]:
-    """Return the namespaces on which a grant gives all of these privileges, and no denial takes one away."""
+    """Return the namespaces on which grants give all privileges in `bits`, and no denial takes one away."""
     bits_by_namespace: dict[NamespacePath, int] = {}
     for grant in grants:
         if not (grant.deny or grant.name):
@@ -213,7 +213,7 @@ def narrow_read_grants(grants: Sequence[Grant]) -> Iterator[tuple[list[Grant], l
 def _find_fullest(path: NamespacePath, grants_inside: list[Grant]) -> tuple[NamespacePath, list[Grant]]:
     """Return the deepest namespace that contains at least half of the grants of its parent, and its grants.
 
-    The search starts at `path`, and descends while a child contains at least half of the grants.
+    The search starts at `path`, and descends while a child contains at least half of the grants, and several grants.
     """
     while True:
         depth = len(path) + 1

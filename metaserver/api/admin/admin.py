@@ -377,7 +377,7 @@ async def remove_grant(call: Call) -> None:
         )
     )
     # A manager of an outer level may remove a denial even if the denial applies to this manager.
-    if not (grant.deny and await _may_manage_above(call, get_securable(grant))):
+    if not (grant.deny and await _allow_if_manager_above(call, get_securable(grant))):
         await _check_may_manage(call, grant)
     await call.components.store.transact([RemoveGrant(grant)])
 
@@ -463,8 +463,8 @@ async def _check_entry_exists(call: Call, grant: Grant) -> None:
     raise error(f"{grant.kind.capitalize()} does not exist: {format_path(path, grant.name)}")
 
 
-async def _may_manage_above(call: Call, securable: Securable) -> bool:
-    """Return whether the caller may manage the grants of a level above the object.
+async def _allow_if_manager_above(call: Call, securable: Securable) -> bool:
+    """Return whether the caller may manage the grants of a level above the object. If so, allow the call by this right.
 
     Such a caller may remove denials on the object, including denials that apply to the caller. Otherwise, the managers
     of one object could lock out the admins of its namespace or of the catalog.

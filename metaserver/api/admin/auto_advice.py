@@ -163,7 +163,8 @@ class _Trials:
     ) -> _StoredTrial:
         """Remove the properties of a trial, and change its state.
 
-        If the trial has replaced a clustering, the properties of the replaced clustering are set again.
+        If the trial has replaced a clustering, and no user has changed the properties since, the properties of the
+        replaced clustering are set again.
 
         Returns:
             The trial with its new text.
@@ -270,8 +271,8 @@ async def take_advice_step(call: Call) -> AdviceStep:
     """Take the next step of the policy `auto`: judge and undo changes, or begin a change.
 
     A trial is a change whose effect is measured. First, a job that already applies a change may finish it within
-    `_CLAIM_MS`. Then the first trial that waits begins. If none waits, the measured trials are judged, and a new trial
-    starts if no trial is still measured.
+    `_CLAIM_MS`. If it does not, this trial has failed. Then the first trial that waits begins. If none waits, the
+    measured trials are judged, and a new trial starts if no trial is still measured.
     """
     trials = await _load_trials(call)
     effective_metadata, policy = await _load_policy(call, trials.loaded.metadata)

@@ -171,7 +171,11 @@ async def put_view(call: Call, body: DeclaredView) -> DeclaredEntry:
 
 
 def _compute_view_updates(body: DeclaredView, version: dict[str, Any], metadata: ViewMetadata) -> list[dict[str, Any]]:
-    """Return the updates that give a view its declared state, or no updates if it has this state."""
+    """Return the updates that give a view its declared state, or no updates if it has this state.
+
+    Raises:
+        BadRequest: The declared view is invalid.
+    """
     # New metadata give their only schema the id 0.
     declared_metadata = build_view_metadata(
         uuid=metadata.view_uuid,

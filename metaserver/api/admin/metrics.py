@@ -14,7 +14,7 @@ from seamark.metaserver.api.http.observability.metrics import select_warehouse
 async def metrics(call: Call) -> web.Response:
     """Return the metrics of the process in the text exposition format.
 
-    A server has its own warehouse, and may have additional warehouses. The URL of an additional warehouse shows only
+    A server has its own warehouse, and may have further warehouses. The URL of a further warehouse shows only
     its metrics. The URL of the server shows the metrics of all warehouses if the caller may browse the server's own
     warehouse.
     """

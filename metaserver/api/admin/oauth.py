@@ -87,7 +87,7 @@ class _Refusal(Exception):
 async def get_token(request: web.Request) -> web.Response:
     """Issue an access token by the OAuth 2.0 protocol."""
     try:
-        token, ttl_s = await _get_access_token(request)
+        token, ttl_s = await _issue_access_token(request)
     except _Refusal as refusal:
         return _make_refusal_response(refusal)
     return _make_json_response(
@@ -96,8 +96,8 @@ async def get_token(request: web.Request) -> web.Response:
     )
 
 
-async def _get_access_token(request: web.Request) -> tuple[str, int]:
-    """Return the token and its lifetime in seconds.
+async def _issue_access_token(request: web.Request) -> tuple[str, int]:
+    """Issue an access token, and return it with its lifetime in seconds. Store the principal in the request.
 
     Raises:
         _Refusal: The request is incomplete or invalid.

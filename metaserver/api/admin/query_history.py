@@ -85,7 +85,11 @@ class StatementShape(msgspec.Struct, frozen=True, rename="kebab"):
     aggregates: list[str]
     sums: StatementSums
     first_ms: Annotated[
-        int, doc("The hour of the first statement, in milliseconds since the epoch. For older days, it is the day.")
+        int,
+        doc(
+            "The start of the hour of the first statement, in milliseconds since the epoch. Older statements are "
+            "counted by day, so it is then the start of the day."
+        ),
     ]
     last_ms: int
 
@@ -138,7 +142,10 @@ class ReadTables(msgspec.Struct, frozen=True, rename="kebab"):
     ),
 )
 async def load_query_history(call: Call) -> TableHistory:
-    """List the shapes of the statements that read a table, with files and bytes before and after pruning."""
+    """List the shapes of the statements that read a table, with files and bytes before and after pruning.
+
+    Statements have the same shape if they differ only in the values that they compare.
+    """
     days = read_number(call, "days", DAYS, DAYS_MAX)
     limit = read_number(call, "limit", _SHAPES_DEFAULT, SHAPES_MAX)
     loaded_table = await call.components.catalog.tables.load(call.namespace, call.name)
@@ -329,7 +336,10 @@ def _list_names(metadata: TableMetadata, column_ids: Iterable[int]) -> list[str]
 
 
 def name_column(metadata: TableMetadata, column_id: int) -> str:
-    """Return the current name of a column, or its last name if it was dropped."""
+    """Return the current name of a column, or its last name if it was dropped.
+
+    If no schema has the column, the result is `column` with the id.
+    """
     for schema in (metadata.current_schema, *reversed(metadata.schemas)):
         column = schema.index.by_id.get(column_id)
         if column is not None:

@@ -255,7 +255,10 @@ def _measure_column(files: FoundFiles, schema: Schema, column_id: int) -> Longs:
 
 
 def _quote_identifier(name: str) -> str:
-    """Return a name as an identifier of SQL, in quotes if necessary."""
+    """Return a name as an identifier of SQL, in quotes unless it has only ASCII letters, digits and underscores.
+
+    A name that begins with a digit is also quoted. A reserved word is not.
+    """
     is_plain = name.isascii() and name.isidentifier()
     return name if is_plain else '"' + name.replace('"', '""') + '"'
 

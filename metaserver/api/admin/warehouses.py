@@ -36,7 +36,7 @@ _Credentials = Annotated[
 
 
 class WarehouseAnswer(msgspec.Struct, frozen=True, rename="kebab"):
-    """A further warehouse, without its credentials."""
+    """A further warehouse, besides the server's own. Its credentials are left out."""
 
     name: Annotated[str, doc("The prefix of its routes, and the value of `warehouse` in /v1/config.")]
     id: str
@@ -50,7 +50,7 @@ class WarehouseAnswer(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class WarehousePage(msgspec.Struct, frozen=True, rename="kebab"):
-    """A listing of all additional warehouses of the server. It has a single page."""
+    """A listing of all further warehouses of the server. It has a single page."""
 
     warehouses: Annotated[list[WarehouseAnswer], doc("The warehouses, sorted by name.")]
 
@@ -79,13 +79,13 @@ class PutWarehouseRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=
     method="GET",
     path="/api/v1/warehouses",
     operation="listWarehouses",
-    summary="List the further warehouses of the server",
+    summary="List the further warehouses of the server, besides its own",
     check=Check.CATALOG,
     tags=("warehouses",),
-    answers=(ResponseSpec(200, "All warehouses", WarehousePage), _FORBIDDEN),
+    answers=(ResponseSpec(200, "All further warehouses", WarehousePage), _FORBIDDEN),
 )
 async def list_warehouses(call: Call) -> WarehousePage:
-    """List the warehouses of the server."""
+    """List the further warehouses of the server, besides its own."""
     return WarehousePage([_describe_warehouse(warehouse) for warehouse in await _require_warehouses(call).list()])
 
 

@@ -119,7 +119,7 @@ async def _read_index_files(
     """Read the index files of the change.
 
     Raises:
-        BadRequest: A file does not belong to the table.
+        BadRequest: A file does not belong to the table, or its index definition does not fit the table.
     """
     folder = f"{metadata.location.rstrip('/')}/{INDEX_FOLDER}"
     slots = asyncio.Semaphore(_CONCURRENT_READS_MAX)

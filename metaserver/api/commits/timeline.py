@@ -177,7 +177,8 @@ async def _show_instant(call: Call, instant: Instant) -> InstantAnswer:
     answer = convert_attributes(instant, InstantAnswer)
     if "to" not in instant.summary:
         return answer
-    # Older instants do not contain the levels of the new namespace. Only readers of the whole catalog see the new name.
+    # Older instants do not contain the levels of the new namespace. Their new name is shown only to callers that may
+    # read the timeline of the whole catalog.
     levels = instant.summary.get("to-namespace")
     if levels is None:
         is_visible = await call.may(WAREHOUSE, "listTimeline")

@@ -25,7 +25,9 @@ _OFFSET_MAX = 2**31 - 1
 
 
 def wants_arrow(headers: Mapping[str, str]) -> bool:
-    """Return whether the client accepts an Arrow IPC stream instead of JSON.
+    """Return whether the client prefers an Arrow IPC stream to JSON, by the weights of the types in `Accept`.
+
+    If both have the same weight, the type that is first in the header is preferred.
 
     Raises:
         NotAcceptable: The client accepts only other types (RFC 9110).
@@ -46,7 +48,7 @@ def wants_arrow(headers: Mapping[str, str]) -> bool:
 
 
 def _parse_weight(parameters: Sequence[str]) -> float:
-    """Return the weight of a media type in `Accept`."""
+    """Return the weight of a media type in `Accept`. The default is 1, and an invalid weight counts as 0."""
     for parameter in parameters:
         if parameter.startswith("q="):
             try:
@@ -130,7 +132,7 @@ def find_arrow_type(kind: str) -> pa.DataType:
 
 
 def is_stored_as_integer(kind: pa.DataType) -> bool:
-    """Return whether the type stores integers of 32 or 64 bits, as integers, dates and times do."""
+    """Return whether Arrow stores values of the type as integers, as it does for integers, dates and times."""
     return bool(pa.types.is_integer(kind) or pa.types.is_temporal(kind))
 
 

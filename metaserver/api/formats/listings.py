@@ -313,9 +313,10 @@ class PartitionListing:
         return [[item[name] for item in self._items[start:end]] for name in names]
 
     def _add_files(self, listed_files: FoundFiles, column_names: tuple[str, str], content: int | None = None) -> None:
-        """Add the files to the two columns in `column_names`: the number of records and the number of files.
+        """Add the numbers of records and files to the two columns in `column_names`, for each partition.
 
-        If `content` is not None, add only the files of this content type.
+        If `content` is None, also add the sizes of the files to the column `file-size-in-bytes`. Otherwise, count only
+        files of this content type. Also update the last snapshot of each partition.
         """
         files_by_partition = group_by_partition(listed_files)
         is_counted = (
@@ -376,7 +377,7 @@ class PartitionListing:
 
 
 def encode_partition(metadata: TableMetadata, partition: PartitionTuple) -> dict[str, object]:
-    """Return the partition values as JSON single values, by field name, in the order of the table's spec.
+    """Return the partition values as JSON single values, by field name, in the order of the partition's spec.
 
     The values have the current types of the fields.
     """

@@ -79,7 +79,8 @@ async def send_pieces(request: web.Request, pieces: Iterator[bytes], *, run: Run
     Args:
         request: The request.
         pieces: The pieces of the JSON text.
-        run: A function that runs `next` outside the event loop. It is for pieces that take long to make.
+        run: A function that runs `next` outside the event loop, or None to run it in the event loop. The function is
+            for pieces that take long to make.
     """
     encoder = _Encoder(gzip=accepts_gzip(request.headers))
     monotonic = request.app[COMPONENTS].clock.monotonic

@@ -223,7 +223,8 @@ def _find_holder(request: web.Request) -> str:
 def end_unread(request: web.Request, response: web.StreamResponse) -> None:
     """Close the connection after the answer to a request whose body was not read completely.
 
-    The server does not know where the next request begins, and reading the rest of the body would cost too much.
+    The server does not know where the next request begins. The rest of a large body is not read, because this would
+    cost too much.
     """
     # A body whose encoding is invalid also seems to be at its end, but was not read.
     if request.content.is_eof() and (response.status < 400 or _UNREADABLE not in request):
@@ -254,6 +255,8 @@ def parse_body(body: bytes, shape: type[T]) -> T:
 def _check_values(body: bytes) -> None:
     """Check the numbers of objects, arrays and commas in a body that is not of the class LARGE.
 
+    The number of commas limits the number of values. Commas in strings also count.
+
     Raises:
         TooLarge: The body has too many of them.
     """
@@ -264,6 +267,8 @@ def _check_values(body: bytes) -> None:
 
 def _check_containers(body: bytes, containers_max: int) -> None:
     """Check the number of objects and arrays in a body.
+
+    Opening braces and brackets in the bytes are counted, also those in strings.
 
     Raises:
         TooLarge: The body has more of them than `containers_max`.

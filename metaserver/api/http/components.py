@@ -131,7 +131,7 @@ class ServerComponents:
     @property
     def warehouse_name(self) -> str:
         """The name of this warehouse. It is empty for the server's own warehouse."""
-        # Only the server's own warehouse has the list of additional warehouses. The name of an additional warehouse is
+        # Only the server's own warehouse has the list of further warehouses. The name of a further warehouse is
         # the prefix of its paths.
         return "" if self.warehouses is not None else self.settings.prefix
 

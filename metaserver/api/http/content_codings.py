@@ -90,7 +90,7 @@ class Inflater:
         return b""
 
     def finish(self) -> None:
-        """Check that the compressed stream is complete at the end of the input.
+        """Check that the compressed stream is complete at the end of the input. An input without bytes is complete.
 
         Raises:
             BadRequest: The input ends before the compressed stream ends.

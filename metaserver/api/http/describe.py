@@ -94,7 +94,7 @@ class Description(msgspec.Struct, frozen=True):
     public: bool = False
     """Whether the route needs no login.
 
-    A public route is exempt from the limit on requests, so that probes work under load.
+    A public route is exempt from the limit on requests, so that health checks work under load.
     """
     waits: bool = False
     """Whether the request may wait for a long time.

@@ -53,7 +53,7 @@ _CONCURRENT_EXPLANATIONS_MAX = 16
 
 
 class Router(web.UrlDispatcher):
-    """A cache of the routes of recent paths.
+    """A router that caches the routes of recent paths.
 
     Engines repeat few paths, and aiohttp searches all routes for each request.
 
@@ -123,7 +123,7 @@ _NOT_NAMES = ("namespace", "name", "plan_id", "statement", "warehouse")
 
 
 class Check(Enum):
-    """The place of the right that the dispatcher checks before it reads the body."""
+    """The object on which the dispatcher checks the caller's right before it reads the body."""
 
     CATALOG = "the whole catalog"
     NAMESPACE = "the namespace in the path"
@@ -203,7 +203,11 @@ class Call:
 
     @property
     def request(self) -> web.Request:
-        """The request, for routes that declare that they stream."""
+        """The request, for routes that declare that they stream.
+
+        Raises:
+            RuntimeError: The route does not declare it.
+        """
         if not self._route.streams:
             raise RuntimeError(f"{self._route.operation} does not declare that it streams")
         return self._request
@@ -218,8 +222,8 @@ class Call:
             idempotency=key,
             confined_to=confined_to,
             names_owners=_may_name_owners(principal, self.components, confined_to),
-            owns_created_in=authorizer.list_owning_namespaces(principal),
-            reuses_locations_in=authorizer.list_reusing_namespaces(principal),
+            owns_created_in=authorizer.list_namespaces_granting_ownership(principal),
+            reuses_locations_in=authorizer.list_namespaces_for_location_reuse(principal),
             request_bytes=self.body_bytes,
         )
 
@@ -357,7 +361,7 @@ class Call:
     ) -> list[B]:
         """Return the items on whose objects the caller may do an operation, by default that of the route.
 
-        If the caller has the same rights on all objects, the items are not checked one by one.
+        If the caller may do the operation everywhere in the warehouse, the items are not checked one by one.
         """
         authorizer, operation = self.components.authorizer, operation or self._route.operation
         if authorizer.allows_everywhere(self.principal, operation, WAREHOUSE.namespace):
@@ -374,7 +378,7 @@ class Call:
         return await self.select(names, lambda name: Securable(self.namespace, kind, name), operation)
 
     async def select_seen(self, parent: NamespacePath, paths: list[NamespacePath]) -> list[NamespacePath]:
-        """Return the namespaces in `parent` that a listing may include."""
+        """Return those of `paths`, which are namespaces in `parent`, that a listing may include."""
         authorizer = self.components.authorizer
         if authorizer.allows_everywhere(self.principal, "namespaceExists", parent):
             return paths
@@ -416,7 +420,8 @@ def _may_name_owners(
     if confined_to is not None:
         return False
     warehouses = components.warehouses
-    if warehouses is None:
+    if warehouses is None:  # The view is in one of several warehouses, besides the server's own.
+        # The anonymous principal of a server without logins has all rights anyway.
         return principal.name == ANONYMOUS_NAME
     return not warehouses.may_have_further_warehouses or have_privileges(principal.grants, THE_SERVER, MANAGE_GRANTS)
 
@@ -519,7 +524,7 @@ class Route(Description, frozen=True):
         Args:
             body: The type from which the OpenAPI schema is derived.
             await_room: Returns the context in which a body of more than `QUICK_BYTES` is received, from the call and
-                the announced size of the body.
+                the announced size of the body. None means that every body is received without such a context.
         """
         self._check_body()
         open_call, encode, is_change = self._make_opener(), self._make_encoder(), is_audited_change(self.operation)
@@ -548,7 +553,10 @@ class Route(Description, frozen=True):
         return make
 
     def takes_request(self, handle: Handler) -> Endpoint:
-        """Make an endpoint of a handler that takes the request of a public route, which has no principal."""
+        """Return the endpoint of a handler that takes the request itself. A decorator for public routes.
+
+        Their requests have no principal, so the handler cannot take a call.
+        """
         if not self.public:
             raise TypeError(f"{self.operation} is not public, so its right has to be checked")
 
@@ -648,7 +656,7 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 
 def _find_lists(body: object) -> list[list[Any] | tuple[Any, ...]]:
-    """Return the lists and tuples in the fields of a parsed body, which may be long."""
+    """Return the lists and tuples in the fields of a parsed body. They may be long, so the caller frees them later."""
     field_names: tuple[str, ...] = getattr(body, "__struct_fields__", ())
     return [value for name in field_names if isinstance(value := getattr(body, name), list | tuple)]
 

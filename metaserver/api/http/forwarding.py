@@ -64,7 +64,7 @@ attach_description(_refuse_unknown_warehouse, FORWARDED)
 
 
 def add_warehouse_routes(app: web.Application) -> None:
-    """Register the paths of additional warehouses, after all other routes.
+    """Register the paths of further warehouses, after all other routes.
 
     The middleware forwards a request for an existing warehouse before its handler runs. So the handler of these paths
     only refuses requests for warehouses that do not exist.
@@ -72,4 +72,6 @@ def add_warehouse_routes(app: web.Application) -> None:
     if app[COMPONENTS].warehouses is None:
         return
     for path in (f"/v1/{_VARIABLE}/{{tail:.*}}", f"{_MOUNT}{_VARIABLE}/{{tail:(?!/).*}}"):
+        # By default, aiohttp answers `Expect: 100-continue` before the middleware runs. Here, the application that gets
+        # the forwarded request answers it, so that the client does not receive two answers.
         app.router.add_resource(path).add_route("*", _refuse_unknown_warehouse, expect_handler=_leave_expectation)

@@ -39,12 +39,12 @@ async def load_to_read(
         call: The request.
         namespace: The namespace of the table.
         name: The name of the table.
-        snapshot_id: The id of the snapshot that the request names.
+        snapshot_id: The id of the snapshot that the request names, or None for the current state.
         is_named: Whether the request names a branch, a tag or a time.
 
     Raises:
         NoSuchTable: There is no such table.
-        BadRequest: The table has no such snapshot, and had no such fresh snapshot.
+        BadRequest: The request reads fresh snapshots, and neither the table nor its fresh snapshots have the snapshot.
         RetryLater: This server lacks rows that a token in the headers requires.
     """
     loaded_table = await call.components.catalog.tables.load(namespace, name)

@@ -151,9 +151,9 @@ async def _replay_answer(
     Args:
         call: The repeated request.
         first_record: The record of the first request.
-        answer: Makes the answer of the state of the table or view.
-        answer_type: The type of this state, or None if the recorded body is the answer.
-        recover: Makes the state if the catalog can no longer determine it. None raises the error instead.
+        answer: Returns the response for the state of the table or view.
+        answer_type: The type of this state, or None if the recorded body is the response.
+        recover: Returns the state if the catalog can no longer determine it. If it is None, the error is raised.
     """
     if first_record.metadata_location is not None and answer_type is not None:
         try:

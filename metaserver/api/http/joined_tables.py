@@ -24,8 +24,9 @@ async def may_use_plan(
 ) -> bool:
     """Return whether a principal may read all tables on which a plan depends.
 
-    Each table must also still be the planned table, and not a new table of the same name. If the tables are unknown
-    (None), only a principal that may read all tables may use the plan.
+    A principal that may read all tables of the catalog may use every plan. For other principals, each table must also
+    still be the planned table, and not a new table of the same name. They may not use a plan whose tables are unknown
+    (None).
     """
     if components.authorizer.allows_everywhere(principal, _OPERATION, WAREHOUSE.namespace):
         return True

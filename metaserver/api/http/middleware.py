@@ -61,12 +61,14 @@ class _RequestPipeline:
         self._drain = components.drain
         self._logs_requests = logging.getLevelNamesMapping()[components.settings.log_level.upper()] <= logging.INFO
         self._routes: dict[int, tuple[str, Description]] = {}
+        """The path template and the description of each route, by the `id()` of the route object."""
         self._ids = _RequestIds(components.clock)
         # Up to 20 refused logins of each address are logged per minute.
         self._unrouted_refusals = Refusals(each_address=20, each_principal=0, keys_max=1000)
         self._stale_limit_s = components.settings.stale_limit_s
         self._stale_wait_s = components.settings.stale_wait_s
         self._audit_decisions: dict[tuple[str, int], bool] = {}
+        """Whether the audit log records a request, by operation and HTTP status."""
 
     @web.middleware
     async def handle(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -309,7 +311,10 @@ class _RequestIds:
 
 
 async def add_age(request: web.Request, response: web.StreamResponse) -> None:
-    """Add the header Age to an answer that was made without the database or the storage (RFC 9111, 5.1)."""
+    """Add the header Age (RFC 9111, 5.1) to an answer that was made without the database or the storage.
+
+    Error answers, and answers with the age 0, do not receive the header.
+    """
     staleness = request.get(STALENESS)
     if staleness is not None and staleness.age_s > 0 and response.status < 400:
         response.headers["Age"] = str(math.ceil(staleness.age_s))

@@ -248,7 +248,14 @@ async def _answer_with_location(
     """Return a LoadTableResult, assembled from the cached document and the encoded remainder.
 
     Args:
+        call: The request.
+        location: The location of the metadata file.
+        metadata: The metadata.
+        mode: The snapshots that the answer contains.
         tail: The JSON after the metadata, with the config and the credentials.
+        etag: The ETag of the answer.
+        compress: Whether a large answer is compressed if the client accepts gzip.
+        plan_snapshots: The plan snapshots that are added to the answer.
     """
     document = call.components.catalog.documents.render(location, metadata, mode)
     if plan_snapshots:
@@ -276,10 +283,15 @@ def _add_snapshots(document: bytes, plan_snapshots: Sequence[PlanSnapshot]) -> b
 def choose_planning_mode(settings: Settings, metadata: TableMetadata) -> str:
     """Return which side plans scans of the table: `server` or `client`.
 
-    The client plans tables of format version 3. A scan task has no field for sequence numbers and row ids, and an
-    update that copies rows without them would assign a new id to each row (apache/iceberg#17319). The client also plans
-    tables whose columns have swapped names since the newest snapshot, until the next snapshot, because the filter of a
-    client does not say which of the two columns a name means.
+    The first of these rules that applies decides:
+
+    1. The property of the table names the side.
+    2. The client plans tables whose columns have swapped names since the newest snapshot, until the next snapshot,
+       because the filter of a client does not say which of the two columns a name means.
+    3. The setting of the server names the side.
+    4. The client plans tables of format version 3. A scan task has no field for sequence numbers and row ids, and an
+       update that copies rows without them would assign a new id to each row (apache/iceberg#17319).
+    5. The server plans all other tables.
     """
     mode = metadata.properties.get(PLANNING_PROPERTY, "").lower()
     if mode in _PLANNERS:

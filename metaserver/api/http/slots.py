@@ -65,6 +65,9 @@ class HolderLimit:
         """Take `amount` for a holder, and release it when the context ends.
 
         If the amount is 0, nothing is taken, because an entry with 0 would never be removed.
+
+        Raises:
+            RetryLater, TooManyRequests: See `take`.
         """
         if not amount:
             yield
@@ -132,7 +135,7 @@ class WorkerLimits:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request uses any of these limits. Only tests call it."""
+        """Whether no request uses any of these limits, except `comparing`. Only tests call it."""
         is_importing = not self.imports.is_idle
         return not (is_importing or any(limit.taken for limit in self._limits)) and all(
             lock.is_free
@@ -166,7 +169,7 @@ class RequestSlot:
         """The whole body, after it was read."""
 
     def begin_reading(self) -> None:
-        """Take a slot for receiving the body instead of the slot for processing.
+        """Take a slot for receiving the body instead of the slot for processing. A request for a token keeps its slot.
 
         Raises:
             RetryLater: All slots for receiving bodies are in use.

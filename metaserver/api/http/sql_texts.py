@@ -29,6 +29,6 @@ async def read_in_turn(call: Call, characters: int, read_value: Callable[[], T])
     await load_modules(_sql)
     if characters <= IN_LOOP_CHARACTERS:
         result = read_value()
-        await asyncio.sleep(0)  # A request may have many joins with a text each.
+        await asyncio.sleep(0)  # Other requests continue here, because a request may have many joins with a text each.
         return result
     return await call.components.worker_limits.reading_sql.run(call.principal.name, read_value)

@@ -135,9 +135,9 @@ def require_inflight(instant: Instant) -> None:
 
 
 def compute_progress(build: Build) -> dict[str, Any]:
-    """Return the progress of a build.
+    """Return the progress of a build, which may be running or have ended.
 
-    It is computed from the registered index files in the folder of the build, in any state.
+    It is computed from the registered index files in the folder of the build.
     """
     files = [file for file in build.table.registered.files if file.location.startswith(build.folder + "/")]
     summary, began_ms = build.instant.summary, build.instant.requested_ms
@@ -159,7 +159,8 @@ def compute_progress(build: Build) -> dict[str, Any]:
 async def record_progress(call: Call, build: Build) -> None:
     """Record the progress of a build on the timeline.
 
-    If several requests record progress at the same time, the last record may not have the most progress.
+    If several requests record progress at the same time, the last record may not have the most progress. If the build
+    has ended, nothing is recorded.
     """
     try:
         await move_build(call, build.instant, InstantState.INFLIGHT, compute_progress(build))

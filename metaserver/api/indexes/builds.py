@@ -214,7 +214,10 @@ async def start_index_build(call: Call, body: StartBuildRequest) -> dict[str, An
 
 
 def list_earlier_files(registered: IndexFiles, definition: IndexDefinition) -> list[dict[str, str]]:
-    """Return the index files of definitions that differ only by the snapshots of dimension tables, newest first."""
+    """Return the index files of definitions that differ only by the snapshots of dimension tables, newest first.
+
+    At most `_EARLIER_FILES_MAX` files are returned. Quarantined files are left out.
+    """
     if not definition.dimension_tables:
         return []
     id_without_snapshots = remove_snapshots(definition.id)

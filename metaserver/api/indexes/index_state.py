@@ -118,9 +118,9 @@ async def load_snapshot_files(call: Call, metadata: TableMetadata, snapshot_id: 
 
 
 def find_named_snapshots(metadata: TableMetadata) -> tuple[int, ...]:
-    """Return the ids of the current snapshot, and of the snapshots of branches and tags, newest first.
+    """Return the id of the current snapshot, and then the ids of other snapshots of branches and tags, newest first.
 
-    The current snapshot is first. The result has at most SNAPSHOTS_MAX snapshots.
+    The result has at most SNAPSHOTS_MAX snapshots.
     """
     ref_snapshot_ids = {ref.snapshot_id for ref in metadata.refs.values()} - {metadata.current_snapshot_id}
     other_snapshots = [
@@ -147,7 +147,7 @@ async def find_new_files_by_snapshot(call: Call, metadata: TableMetadata, snapsh
 
 async def find_covered_files(call: Call, files: SnapshotFiles, live_files: tuple[RegisteredIndexFile, ...]) -> Mask:
     """Return whether these index files describe each file, bool[files]."""
-    ids_by_file = await asyncio.gather(*(read_described_ids(call, file) for file in live_files))
+    ids_by_file = await asyncio.gather(*(read_ids_or_quarantine(call, file) for file in live_files))
     ids = np.concatenate([np.empty((0, 2), dtype=np.uint64), *ids_by_file])
     if files.view.file_count + len(ids) <= _IN_LOOP_FILES_MAX:
         return files.ids.mark_files_in(ids)
@@ -175,10 +175,11 @@ async def find_missing_files(call: Call, new_files: NewFiles, live_files: tuple[
     )
 
 
-async def read_described_ids(call: Call, file: RegisteredIndexFile) -> npt.NDArray[np.uint64]:
+async def read_ids_or_quarantine(call: Call, file: RegisteredIndexFile) -> npt.NDArray[np.uint64]:
     """Return the ids of the data files in an index file, uint64[n, 2].
 
-    The result is empty for a file of an unknown version, and for a damaged file, which is quarantined.
+    The result is empty for a file of an unknown version. It is also empty for a damaged file, and for a file that
+    belongs to another table or index. Such a file is quarantined.
     """
     try:
         summary = await call.app[READER].describe(file.location, file.size_bytes)

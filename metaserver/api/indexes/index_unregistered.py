@@ -17,7 +17,12 @@ from seamark.formats.index.packing import Longs
 from seamark.formats.runtime.errors import BadRequest, CommitConflict
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
-from seamark.metaserver.api.indexes.index_state import TableIndexes, load_requested_table, load_view, read_described_ids
+from seamark.metaserver.api.indexes.index_state import (
+    TableIndexes,
+    load_requested_table,
+    load_view,
+    read_ids_or_quarantine,
+)
 from seamark.metaserver.api.indexes.indexes import NO_INDEX, find_defined_index
 from seamark.metaserver.planner.indexes.coverage import compute_view_file_ids
 from seamark.metaserver.planner.view.view import TableView
@@ -53,8 +58,8 @@ class UnreferencedFilesResponse(msgspec.Struct):
     answers=(
         ResponseSpec(
             200,
-            "The numbers of the data files in the index file, from 0, by its location. If complete is false, not all "
-            "snapshots were read, and no file is listed",
+            "For the location of each index file, the numbers of its unreferenced data files, from 0. If complete is "
+            "false, not all snapshots were read, and no file is listed",
             UnreferencedFilesResponse,
         ),
         NO_INDEX,
@@ -72,7 +77,7 @@ async def list_unreferenced_files(call: Call, body: UnreferencedFilesRequest) ->
     if absent_locations:
         raise CommitConflict(f"{absent_locations[0][:200]!r} is not a live index file of this index")
     chosen_files = [live_files[location] for location in dict.fromkeys(body.index_files)]
-    ids_by_file = [await read_described_ids(call, file) for file in chosen_files]
+    ids_by_file = [await read_ids_or_quarantine(call, file) for file in chosen_files]
     ids = np.concatenate([np.empty((0, 2), dtype=np.uint64), *ids_by_file])
     is_unreferenced = await _are_unreferenced(call, table, ids)
     numbers_by_location: dict[str, list[int]] = {}

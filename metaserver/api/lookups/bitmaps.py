@@ -103,7 +103,7 @@ class SelectRowsRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=Tr
     snapshot_id: int | None = None
     ref: str | None = None
     as_of: Annotated[int | None, doc("A time in milliseconds since the epoch.")] = None
-    deletes: Annotated[bool, doc("Whether to remove deleted rows.")] = False
+    deletes: Annotated[bool, doc("Whether deleted rows are left out of the answer.")] = False
     rows: Annotated[str, doc("The format of the rows.", enum=["roaring", "positions"])] = "roaring"
     limit: Annotated[int | None, doc(f"The maximum number of files of a page, at most {FILES_MAX:,}.", minimum=1)] = (
         None
@@ -126,7 +126,9 @@ class SelectedFile(msgspec.Struct, rename="kebab", gc=False):
     count: Annotated[int | None, doc("The number of rows in `rows`.")]
     exact: Annotated[bool, doc("False if some of the rows in `rows` may not match.")]
     delete_files: Annotated[int, doc("The number of delete files of the file.")]
-    undecided: Annotated[int, doc("If the request sets `deletes`, the number of rows that may be deleted.")]
+    undecided: Annotated[
+        int, doc("If the request sets `deletes`, the number of rows of which it is unknown whether they are deleted.")
+    ]
 
 
 class SelectRowsResponse(msgspec.Struct, rename="kebab"):
@@ -137,7 +139,7 @@ class SelectRowsResponse(msgspec.Struct, rename="kebab"):
 
     snapshot_id: int | None
     meaning: ComparisonSemantics
-    deletes: Annotated[bool, doc("Whether deleted rows were removed.")]
+    deletes: Annotated[bool, doc("Whether deleted rows were left out.")]
     exact: Annotated[bool, doc("Whether each listed row of this page matches the predicate.")]
     not_used: Annotated[
         tuple[str, ...],
@@ -190,7 +192,14 @@ class _Selection:
 class _CandidateFile:
     """A file that may have matching rows.
 
-    If `bits` is None and `exact` is False, any row may match. If `bits` is None and `exact` is True, all rows match.
+    Attributes:
+        entry_id: The number of the file among the files of the snapshot.
+        records: The number of rows of the file. It is negative if it is unknown.
+        bits: A bit for each row of the file, which is set if the row may match. None means that all bits are set.
+        exact: Whether every row whose bit is set matches. If it is False, some of these rows may not match.
+        delete_files: The number of delete files of the file.
+        undecided: The number of rows with set bits of which it is unknown whether they are deleted. It is 0 until the
+            deletes are evaluated.
     """
 
     entry_id: int
@@ -216,7 +225,7 @@ class _AnswerFile:
         count: The number of rows in `rows`.
         exact: Whether all rows in `rows` match. If it is False, some of them may not match.
         delete_files: The number of delete files of the file.
-        undecided: If the request removes deleted rows, the number of rows that may be deleted.
+        undecided: If deleted rows are left out, the number of rows of which it is unknown whether they are deleted.
     """
 
     entry_id: int
@@ -462,7 +471,7 @@ class _Page:
         """Return the files that may have a matching row.
 
         Raises:
-            TooLarge: The list of positions of a file exceeds PAGE_BYTES.
+            TooLarge: The list of positions of a file has more than `_POSITIONS_MAX` items.
         """
         answers = []
         for file in files:

@@ -176,6 +176,7 @@ async def read_groups(
         if condition == TRUE:
             await asyncio.to_thread(work)
         else:
+            # Conditions are evaluated in a queue: one part at a time, and each principal has one place in the queue.
             await call.components.worker_limits.selecting.run(call.principal.name, work)
 
     async for part in call.components.segments.read_parts(loaded_table.entry, definition, ids):

@@ -39,7 +39,7 @@ SCALES = ("value", "rank")
 
 
 class Mark(msgspec.Struct):
-    """A value with its position on the axis."""
+    """A value of the column, with its position from 0 to 1 on the axis of a diagram."""
 
     position: float
     value: Any
@@ -87,9 +87,12 @@ class SnapshotLayout(msgspec.Struct, rename="kebab"):
         doc("The mean number of files that may contain a random value. The ideal number is 1."),
     ]
     depth_max: Annotated[int, doc("The largest number of files whose ranges have a value in common.")]
-    depth: Annotated[list[LayoutPoint], doc("The numbers of files at values with about equal distances.")]
+    depth: Annotated[
+        list[LayoutPoint], doc("The numbers of files whose range contains a value, at about evenly spaced values.")
+    ]
     bars: Annotated[
-        list[LayoutBar], doc("The files, sorted by lower and upper bound, in groups of about equal number.")
+        list[LayoutBar],
+        doc("The files, sorted by lower and upper bound, in groups with about the same number of files."),
     ]
     sizes: list[LayoutSizes]
 

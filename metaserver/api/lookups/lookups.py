@@ -105,7 +105,9 @@ class LocatedRow(msgspec.Struct, rename="kebab", omit_defaults=True, gc=False):
     key: Annotated[int, doc("The number of the key in the request, from 0.")]
     file_path: str
     position: Annotated[int, doc("The position of the row in the file, from 0.")]
-    undecided: Annotated[bool, doc("True if the row may be deleted. Otherwise, the field is absent.")] = False
+    undecided: Annotated[
+        bool, doc("True if it is unknown whether the row is deleted. Otherwise, the field is absent.")
+    ] = False
     spec_id: Annotated[
         int | msgspec.UnsetType, doc("The id of the partition spec. It is present if partitions are requested.")
     ] = msgspec.UNSET
@@ -325,7 +327,12 @@ async def _convert_keys(
         requested_keys: An Arrow table, or JSON rows.
         body_bytes: The size of the request's body.
 
+    Returns:
+        The columns of the keys, and a mask of the keys that can exist. The mask is None if all keys can exist.
+
     Raises:
+        BadRequest: A key is invalid.
+        RetryLater, TooManyRequests: See `Call.reserve_memory`.
         TooLarge: The keys need more memory than a request body may have.
     """
     if isinstance(requested_keys, pa.Table):

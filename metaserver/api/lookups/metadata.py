@@ -92,7 +92,7 @@ class _Page:
     encode_arrow: bool
 
     def make_token(self, total: int) -> str | None:
-        """Return the token of the next page."""
+        """Return the token of the next page, or None if this page is the last."""
         if self.start + self.limit >= total:
             return None
         return encode_page_token(self.checksum, self.snapshot_id, self.start + self.limit)
@@ -230,10 +230,10 @@ async def list_partitions(call: Call) -> web.Response:
 
 
 def find_stats_column(metadata: TableMetadata, name: str) -> RequestedColumn:
-    """Return the column with this name. If there is none now, return the column that had this name earlier.
+    """Return the column with this name. If there is none now, return the last column that had this name earlier.
 
     Raises:
-        BadRequest: The name is unknown, or the column is a struct.
+        BadRequest: The name is unknown, or the column is a struct, a list or a map.
     """
     newest_first = sorted(metadata.schemas, key=lambda schema: schema.id, reverse=True)
     for schema in (metadata.current_schema, *newest_first):
@@ -273,7 +273,7 @@ def _read_page_request(call: Call, metadata: TableMetadata, listing_parts: tuple
     """Return the requested page of a listing.
 
     Raises:
-        BadRequest: The page token does not belong to this listing.
+        BadRequest: The limit or the snapshot is invalid, or the page token does not belong to this listing.
     """
     wants_arrow = arrow.wants_arrow(call.headers)
     page_max = ARROW_ITEMS_MAX if wants_arrow else call.components.settings.page_limit

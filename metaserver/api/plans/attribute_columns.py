@@ -30,7 +30,10 @@ _log = structlog.get_logger("seamark.plans")
 
 
 class NamedAttribute(msgspec.Struct, frozen=True, rename="kebab"):
-    """An attribute of a dimension table that a filter names, in answers."""
+    """The description, in an answer, of an attribute of a dimension table that a filter names.
+
+    If `used` is false, the attribute left out no files.
+    """
 
     name: str
     table: tuple[str, ...]
@@ -59,6 +62,8 @@ def describe_attributes(attributes: Iterable[AttributeColumn]) -> tuple[NamedAtt
 
 async def resolve_attributes(call: Call, metadata: TableMetadata, filter: Expression) -> tuple[AttributeColumn, ...]:
     """Return the attributes that an unbound filter names, and whether each of them is current.
+
+    An attribute is current if its index is enabled and has the current values of the dimension table.
 
     Raises:
         Forbidden: The caller may not read one of the dimension tables.
@@ -91,6 +96,10 @@ async def _is_current(call: Call, attribute: AttributeColumn) -> bool:
 
     The index must be enabled, and the dimension table must be at the snapshot of the index. The table must not be a
     stream table, because rows of a stream table may be in no snapshot.
+
+    Raises:
+        Forbidden: The caller may not read the dimension table.
+        NoSuchTable: The caller may not browse the dimension table.
     """
     source = attribute.lookup.source
     *namespace, name = source.table
@@ -101,7 +110,7 @@ async def _is_current(call: Call, attribute: AttributeColumn) -> bool:
         loaded_table = await call.components.catalog.tables.load(tuple(namespace), name)
     except NoSuchTable:
         return False
-    except SeamarkError as error:  # The facts can be read, and no answer depends on the dimension table.
+    except SeamarkError as error:  # The filtered table can be read without the dimension table.
         table = ".".join(source.table)
         _log.warning("a dimension table cannot be read, so its attribute is not used", table=table, error=str(error))
         return False

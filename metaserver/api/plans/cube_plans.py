@@ -64,7 +64,7 @@ class MakeCubePlanRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=
     predicate: Annotated[str | None, doc("A predicate in SQL, instead of `filter`.")] = None
     unless: Annotated[
         msgspec.Raw,
-        doc("An expression. The cube answers a file only if the plan shows that none of its rows meets it."),
+        doc("An expression. The groups of a file are used only if the plan shows that no row of the file meets it."),
     ] = msgspec.field(default_factory=msgspec.Raw)
     group_filter: Annotated[
         msgspec.Raw,

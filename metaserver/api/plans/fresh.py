@@ -50,11 +50,11 @@ class FreshPlan(NamedTuple):
 
 
 async def choose_fresh_plan(call: Call, entry: Entry, data: bytes, dialect: ClientDialect) -> FreshPlan:
-    """Return the table and the snapshot that a plan request with this body reads.
+    """Resolve the table and the snapshot that a plan request reads, and write pending rows to files if necessary.
 
-    A request for the current state reads a fresh snapshot, which also has the appended rows that are not in files of
-    the table yet. A statement that rewrites files cannot use a fresh snapshot, so these rows are first written to files
-    of the table.
+    The caller plans the scan. A request for the current state reads a fresh snapshot, which also has the appended rows
+    that are not in files of the table yet. A statement that rewrites files cannot use a fresh snapshot, so these rows
+    are first written to files of the table.
     """
     body = await call.parse(data, PlanTableScan)
     metadata = await call.components.catalog.documents.table(entry.metadata_location)

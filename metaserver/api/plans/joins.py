@@ -217,6 +217,7 @@ async def _resolve_join(call: Call, metadata: TableMetadata, spec: JoinSpec) -> 
 
     Raises:
         BadRequest: The join is invalid.
+        Forbidden: The caller may not read the other table.
     """
     if len(spec.table) < 2:
         raise BadRequest(f"The table of a join is {spec.table}; it needs the levels of the namespace and the name")
@@ -232,6 +233,7 @@ async def _resolve_join(call: Call, metadata: TableMetadata, spec: JoinSpec) -> 
         )
     try:
         snapshot_id = resolve_snapshot_id(other_metadata, spec.snapshot_id, None, None)
+        # In a join by a range of values, a column in `on` is also compared with the column of the range's end.
         ends = [(name, spec.end) for name in spec.on] if spec.end is not None else []
         pairs = tuple(_bind_pair(metadata, other_metadata, *column_names) for column_names in (*spec.on.items(), *ends))
         expression = await _bind_filter(call, spec, other_metadata)
@@ -350,7 +352,7 @@ async def _bind_negated_filter(call: Call, spec: JoinSpec, metadata: TableMetada
     Returns:
         A condition that is true for every row of the other table that the filter does not keep.
         None if no such condition is known, because the client's filter is only a part of its condition or is SQL.
-        FALSE if there is no filter, so that all rows satisfy it.
+        FALSE if there is no filter, because the join then keeps every row of the other table.
     """
     filter_json = bytes(spec.filter)
     if not spec.exact or spec.predicate is not None:
@@ -409,6 +411,9 @@ def _bind_pair(metadata: TableMetadata, other_metadata: TableMetadata, own_name:
     """Return the pair of columns by which the tables are joined.
 
     `own_name` is a column of the table of the scan, and `other_name` is a column of the other table.
+
+    Raises:
+        BadRequest: A column does not exist, or cannot be a column of a join.
     """
     own_column, other_column = (
         _find_column(metadata.current_schema, own_name),

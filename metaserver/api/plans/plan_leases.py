@@ -92,7 +92,7 @@ async def renew_plan_table(call: Call, body: RenewPlanTableRequest) -> RenewPlan
     lease_s = grant_lease_s(body.lease_s, call.components.settings)
     plans, principal = call.components.catalog.plan_tables, call.principal.name
     plan = await plans.find_and_renew(namespace, name, lease_s, principal) if is_plan_name(name) else None
-    # `share` also returns None if the lease would exceed the limit of the principal.
+    # `find_and_renew` also returns None if the lease would exceed the limit of the principal.
     if plan is None and not await plans.check_or_count_refusal(principal):
         raise build_plan_limit_error(principal)
     if plan is None:

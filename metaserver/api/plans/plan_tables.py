@@ -222,11 +222,13 @@ class PlanTableResponse(msgspec.Struct, rename="kebab"):
 
 
 WRITER: web.AppKey[PlanWriter] = web.AppKey("plan-writer", PlanWriter)
-MAKING: web.AppKey[SingleFlight[tuple[object, ...], PlanTableResponse]] = web.AppKey("plan-tables-making")
+RUNNING_ANSWERS: web.AppKey[SingleFlight[tuple[object, ...], PlanTableResponse]] = web.AppKey("plan-tables-making")
 _DecodedRequest = tuple[PlanTableRequest, Expression]
-READ: web.AppKey[MemoryCache[tuple[str, bytes], _DecodedRequest]] = web.AppKey("plan-tables-read")
+DECODED_REQUESTS: web.AppKey[MemoryCache[tuple[str, bytes], _DecodedRequest]] = web.AppKey("plan-tables-read")
 """A cache of decoded requests. The key is the table's metadata file, which defines the column names, and the body."""
-DECLINED: web.AppKey[MemoryCache[tuple[str, float | None], PlanTableResponse]] = web.AppKey("plan-tables-declined")
+DECLINED_ANSWERS: web.AppKey[MemoryCache[tuple[str, float | None], PlanTableResponse]] = web.AppKey(
+    "plan-tables-declined"
+)
 """A cache of the answers to requests that get no plan table.
 
 The key is the name that the plan table would have, which covers all values on which the plan depends, and `kept-max`.
@@ -289,6 +291,7 @@ def count_requested_statement(
     assert loaded_table.entry is not None
     if find_history(call) is None or not body.counts:
         return msgspec.UNSET
+    # Only DuckDB needs hidden partitions, and the proxy of Trino sends an audience.
     engine = "duckdb" if body.hide_partitions else "other" if call.audience is None else "trino"
     shape = build_shape(
         bound_scan,
@@ -336,8 +339,12 @@ def _read_named_snapshot(call: Call, data: bytes) -> _NamedSnapshot:
 
 
 async def _read_bound_request(call: Call, data: bytes, loaded_table: LoadedTable) -> tuple[PlanTableRequest, BoundScan]:
-    """Return the decoded request and the bound scan. Recent requests are cached."""
-    decoded_requests, entry, metadata = call.app[READ], loaded_table.entry, loaded_table.metadata
+    """Return the decoded request and the bound scan. Recent short requests are cached.
+
+    Raises:
+        BadRequest: A field, the filter or the snapshot is invalid.
+    """
+    decoded_requests, entry, metadata = call.app[DECODED_REQUESTS], loaded_table.entry, loaded_table.metadata
     assert entry is not None
     if len(data) > _IN_LOOP_BYTES_MAX:
         return await read_in_turn(call, len(data), lambda: bind_request(_decode_request(data, metadata), metadata))
@@ -370,7 +377,12 @@ def bind_request(decoded_request: _DecodedRequest, metadata: TableMetadata) -> t
     """
     body, filter = decoded_request
     snapshot_id = resolve_snapshot_id(metadata, body.snapshot_id, body.ref, None)
-    request = ScanRequest(filter=filter, snapshot_id=snapshot_id, case_sensitive=body.case_sensitive, nan_above=True)
+    request = ScanRequest(
+        filter=filter,
+        snapshot_id=snapshot_id,
+        case_sensitive=body.case_sensitive,
+        nan_above=True,  # Spark and DuckDB order NaN above all numbers, so NaN matches > and >=.
+    )
     return body, BoundScan.bind(metadata, request)
 
 
@@ -451,8 +463,9 @@ class NewPlanTable:
             return _make_empty_answer(snapshot.snapshot_id)
         name = plan_name(entry, snapshot.snapshot_id, self._identity, self._holder)
         if name is not None:
-            # `DECLINED` caches recent refusals, and `MAKING` shares the result of equal requests that run now.
-            refusal = self._app[DECLINED].get((name, body.max_kept_fraction))
+            # `DECLINED_ANSWERS` caches recent refusals, and `RUNNING_ANSWERS` shares the result of equal requests that
+            # run now.
+            refusal = self._app[DECLINED_ANSWERS].get((name, body.max_kept_fraction))
             if refusal is not None:
                 return refusal
             audience = None if self._holder is None else self._holder.audience
@@ -464,7 +477,7 @@ class NewPlanTable:
                 limit = None if body.hide_partitions else body.max_kept_fraction
                 return _drop_name_of_large_plan(limit, _describe_plan_table(shared_plan))
         key = (entry.namespace, name or self._identity, self._lease_s, body.max_kept_fraction)
-        return await self._app[MAKING].run(key, self._make)
+        return await self._app[RUNNING_ANSWERS].run(key, self._make)
 
     async def _make(self) -> PlanTableResponse:
         """Plan the scan, and make its plan table.
@@ -480,8 +493,8 @@ class NewPlanTable:
         """Make the plan table of a plan of the request. The answer has no name if no plan table is made.
 
         If the request hides partitions, the engine is DuckDB. It could apply the equality deletes of a plan wrongly
-        (`misread`: the plan is refused). Or it could leave out needed files of the table itself (`misleads`: the plan
-        table is made even if it keeps most files).
+        (`misread_reason`: the plan is refused). Or it could leave out needed files of the table itself
+        (`misleads_duckdb`: the plan table is made even if it keeps most files).
 
         Args:
             scan_plan: The plan.
@@ -493,21 +506,21 @@ class NewPlanTable:
         name = plan_name(entry, snapshot.snapshot_id, self._identity, self._holder)
         manifest_count = len(scan_plan.view.blocks) + len(scan_plan.view.delete_blocks)
         is_small = scan_plan.considered <= _IN_LOOP_FILES_MAX and manifest_count <= _IN_LOOP_MANIFESTS_MAX
-        misleads = False
+        misleads_duckdb = False
         if body.hide_partitions:
-            misread, misleads = (
+            misread_reason, misleads_duckdb = (
                 _find_hazards(scan_plan) if is_small else await asyncio.to_thread(_find_hazards, scan_plan)
             )
-            if misread:
-                return msgspec.structs.replace(_make_empty_answer(snapshot.snapshot_id), misread=misread)
-        max_kept_fraction = None if misleads else body.max_kept_fraction
+            if misread_reason:
+                return msgspec.structs.replace(_make_empty_answer(snapshot.snapshot_id), misread=misread_reason)
+        max_kept_fraction = None if misleads_duckdb else body.max_kept_fraction
         sizes = measure_plan(scan_plan) if is_small else await asyncio.to_thread(measure_plan, scan_plan)
         answer = _drop_name_of_large_plan(
             max_kept_fraction, PlanTableResponse(name, snapshot.snapshot_id, None, *sizes)
         )
         if answer.name is None:
             if name is not None and scan_plan.complete and is_shared:
-                app[DECLINED].put((name, max_kept_fraction), answer, _DECLINED_EACH_BYTES)
+                app[DECLINED_ANSWERS].put((name, max_kept_fraction), answer, _DECLINED_EACH_BYTES)
             return answer
         plan_id = str(app[COMPONENTS].clock.uuid7())
         if not scan_plan.complete or not is_shared:  # A plan after an incomplete plan may keep fewer files.
@@ -526,7 +539,7 @@ class NewPlanTable:
         elif not await app[COMPONENTS].catalog.plan_tables.check_or_count_refusal(self._principal_name):
             refusal = "there is no room for its plan table now (plan_tables_limit, plan_tables_bytes)"
         if refusal:
-            return msgspec.structs.replace(answer, name=None, misread=refusal if misleads else msgspec.UNSET)
+            return msgspec.structs.replace(answer, name=None, misread=refusal if misleads_duckdb else msgspec.UNSET)
         plan_table = await self._store_plan_table(manifests_of_plan, answer, plan_id)
         usage = app[COMPONENTS].catalog.column_usage
         if plan_table.plan_snapshot_id is not None and usage.is_on:
@@ -594,11 +607,12 @@ def _find_hazards(scan_plan: ScanPlan) -> tuple[str, bool]:
     """Return the problems that DuckDB would have with the snapshot of a plan.
 
     Returns:
-        The reason why DuckDB would apply the equality deletes of the snapshot wrongly, or an empty text. And if there
-        is no such reason, whether DuckDB could leave out files of the table that a query needs.
+        Two values: the reason why DuckDB would apply the equality deletes of the snapshot wrongly, or an empty text,
+        and whether DuckDB could leave out files of the table that a query needs. With a reason, the second value is
+        False.
     """
-    misread = explain_misread_deletes(scan_plan.view, scan_plan.metadata)
-    return misread, not misread and has_misleading_values(scan_plan.view, scan_plan.metadata)
+    misread_reason = explain_misread_deletes(scan_plan.view, scan_plan.metadata)
+    return misread_reason, not misread_reason and has_misleading_values(scan_plan.view, scan_plan.metadata)
 
 
 def measure_plan(scan: ScanPlan) -> tuple[int, int, int, int | None]:
@@ -641,8 +655,9 @@ async def _open_components(app: web.Application) -> None:
 
 
 def add_components(app: web.Application) -> None:
+    """Add the caches of plan requests to the application, and the plan writer when the application starts."""
     add_joins(app)
-    app[MAKING] = SingleFlight()
-    app[READ] = MemoryCache(_DECODED_REQUESTS_BYTES, "statements")
-    app[DECLINED] = MemoryCache(_DECLINED_BYTES, "statements")
+    app[RUNNING_ANSWERS] = SingleFlight()
+    app[DECODED_REQUESTS] = MemoryCache(_DECODED_REQUESTS_BYTES, "statements")
+    app[DECLINED_ANSWERS] = MemoryCache(_DECLINED_BYTES, "statements")
     app.on_startup.append(_open_components)

@@ -213,7 +213,9 @@ async def _resolve_reference(call: Call, reference: PlanViewReference, audience:
 async def _resolve_plan_snapshot(
     call: Call, reference: PlanViewReference, namespace: NamespacePath, name: str
 ) -> ReplacedReference:
-    """Find the plan snapshot that replaces a reference to a table, which is a snapshot with only the files of a plan.
+    """Find the plan snapshot that replaces a reference to a table.
+
+    A plan snapshot is a snapshot of the table with only the files of a plan.
 
     Raises:
         NoSuchTable: The client has no such plan snapshot of the table.

@@ -380,7 +380,8 @@ def _has_needed_snapshots(metadata: TableMetadata, request: PinnedRequest) -> bo
     """Return whether the metadata still has all snapshots that the request needs.
 
     The first snapshot of an incremental scan may have expired, because it is not read. The snapshots after it must
-    exist: rows are numbered by the position of their manifest among the manifests of all snapshots of the range.
+    exist: rows are numbered by the position of their manifest among the manifests of all snapshots of the range. The
+    metadata must also have the schema of the request.
     """
     if any(
         snapshot_id is not None and metadata.snapshot(snapshot_id) is None
@@ -640,7 +641,7 @@ def _find_columns(metadata: TableMetadata, request: PinnedRequest) -> list[int]:
     Raises:
         BadRequest: A name is not in any schema of the table.
     """
-    # A name means a column of the newest schema that has it.
+    # A name means a column of the current schema or, if this schema lacks it, of the newest schema that has it.
     newest_first = sorted(metadata.schemas, key=lambda schema: schema.id, reverse=True)
     schemas = [metadata.current_schema, *newest_first]
     normalize_name = (lambda name: name) if request.case_sensitive else str.lower
@@ -662,7 +663,8 @@ def _encode_pieces(head: bytes, writer: ScanTaskWriter, entry_ids: Longs, tail: 
     """Yield the parts of an answer: the start, the scan tasks and the end."""
     yield head + b'"file-scan-tasks":['
     yield from writer.write_tasks(entry_ids)
-    # Leave the key out if there are no tasks, because Iceberg Java's client refuses the key without tasks.
+    # Leave out `delete-files` if there are no delete files. Without tasks there are none, and Iceberg Java's client
+    # refuses `delete-files` in an answer without tasks.
     separator = b'],"delete-files":['
     for piece in writer.write_delete_files():
         yield separator + piece

@@ -64,7 +64,8 @@ class PlanTableScan(msgspec.Struct, rename="kebab"):
     select: tuple[str, ...] | None = None
     """The columns that the client reads.
 
-    The server counts them (`column_reads.py`). They also show how the client may use the files.
+    The server counts how often each column is read. From the columns, it also derives whether the client may delete
+    the planned files or write them again (`_read_selection`).
     """
     snapshot_id: int | None = None
     start_snapshot_id: int | None = None
@@ -107,6 +108,7 @@ def pin_request(
     if is_incremental and start_snapshot_id is None:
         start_snapshot_id = find_expired_ancestor(metadata, body.end_snapshot_id)
     extensions = body.seamark
+    # A client that can change files selects all columns before it deletes whole files of the plan.
     selects_all_columns = may_rewrite = False
     if dialect.changes_files:
         selects_all_columns, may_rewrite = _read_selection(body, metadata, snapshot_id)
@@ -134,8 +136,9 @@ def pin_request(
 def _read_selection(body: PlanTableScan, metadata: TableMetadata, snapshot_id: int | None) -> tuple[bool, bool]:
     """Return whether a request selects all columns, and whether its statement may write the files' rows again.
 
-    A statement that rewrites files selects either the column with the file path, or all columns. With the columns of
-    merge-on-read and its table properties, the statement writes deletes instead.
+    A statement that rewrites files selects either the column with the file path, or all columns. If the request has all
+    columns that merge-on-read selects, and all mode properties of the table are merge-on-read, the statement writes
+    deletes instead.
 
     Returns:
         (whether the request selects all columns of the table and no others, whether the request may belong to a
@@ -143,8 +146,8 @@ def _read_selection(body: PlanTableScan, metadata: TableMetadata, snapshot_id: i
     """
     selected_columns = frozenset(body.select or ())
     if FILE_COLUMN in selected_columns:
-        # Both are checked, because the modes could change between the statement and its plan, and a query may
-        # select the columns.
+        # The properties do not suffice, because they could change between the statement and its plan. The columns do
+        # not suffice, because a query may select them.
         has_merge_on_read = selected_columns >= _MERGE_ON_READ_COLUMNS and all(
             metadata.properties.get(mode) == "merge-on-read" for mode in _MODE_PROPERTIES
         )

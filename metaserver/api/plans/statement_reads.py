@@ -116,10 +116,16 @@ def find_history(call: Call) -> QueryHistory | None:
 
 
 def count_statement(call: Call, statement_read: StatementRead | None, sampler: StatementSampler | None = None) -> None:
-    """Count a statement, if statements are counted. If `statement_read` is None, do nothing."""
+    """Count a statement, if statements are counted. If `statement_read` is None, do nothing.
+
+    Args:
+        call: The request.
+        statement_read: The files and bytes that the statement read.
+        sampler: A function that samples the statement. It is passed to the history if the history wants a sample.
+    """
     history = None if statement_read is None else find_history(call)
     if history is not None and statement_read is not None:
-        # This is None unless the history wants a sample of statements of this shape.
+        # The list is None unless the history wants a sample of statements of this shape.
         samplers = history.add(statement_read, _get_principal_name(call))
         if samplers is not None and sampler is not None:
             samplers.append(sampler)
@@ -212,7 +218,7 @@ def build_shape(
 
 
 def _find_ids(names: Iterable[str], by_name: Mapping[str, int]) -> tuple[int, ...]:
-    """Return the ids of the named columns, in ascending order and without unknown names."""
+    """Return the ids of the named columns as `select_shape_columns` does. Unknown names are left out."""
     return select_shape_columns(by_name[name] for name in names if name in by_name)
 
 
@@ -264,6 +270,8 @@ def read_reported_statement(
         list_conjuncts(filter, find_column),
     )
     files_left = max(0, files_left)
+    # An unknown number of files is at least the number of the remaining files. Unknown bytes of the snapshot are -1, so
+    # the remaining bytes are then unknown, too.
     return StatementRead(uuid, shape, max(files_in, files_left), files_left, bytes_in, min(bytes_left, bytes_in))
 
 
@@ -281,7 +289,7 @@ def read_engine(call: Call) -> str:
 
 
 def _read_report_engine(report: Mapping[str, Any]) -> str:
-    """Return the engine that a scan report names."""
+    """Return the engine that a scan report names, or `_OTHER_ENGINE` if the name is missing or unknown."""
     metadata = report.get("metadata")
     name = str(metadata.get("engine-name", "")).lower() if isinstance(metadata, dict) else ""
     return name if name in ENGINES or name == PROXY_ENGINE else _OTHER_ENGINE
@@ -293,12 +301,12 @@ def _get_principal_name(call: Call) -> str | None:
 
 
 def _read_total(snapshot: Snapshot, name: str) -> int:
-    """Return a total of the snapshot's summary, or -1 if it is missing."""
+    """Return a total of the snapshot's summary, or -1 if it is missing or invalid."""
     return parse_count(snapshot.build_summary_map(), name, -1)
 
 
 def _read_metric(metrics: object, name: str) -> int:
-    """Return a counter of a scan report, or -1 if it is missing."""
+    """Return a counter of a scan report, or -1 if it is not an integer from 0 to `_METRIC_MAX` - 1, or is missing."""
     counter = metrics.get(name) if isinstance(metrics, dict) else None
     value = counter.get("value") if isinstance(counter, dict) else None
     return value if type(value) is int and 0 <= value < _METRIC_MAX else -1
@@ -371,7 +379,11 @@ def _sample_filter(bound: Expression, view: TableView | None, literals: str, key
 
 
 def find_limits(view: TableView, bound: Expression) -> dict[int, tuple[float, float]]:
-    """Return the smallest and the largest bound of each numeric column that a filter compares, by column id."""
+    """Return the smallest and the largest bound of each numeric column that a filter compares, by column id.
+
+    The bounds are those of all files of the view. Only comparisons of plain columns that all rows must satisfy are
+    used. A column without known bounds is left out.
+    """
     limits: dict[int, tuple[float, float]] = {}
     files = find_files_by_prefix(view)
     for conjunct in list_column_conjuncts(bound):

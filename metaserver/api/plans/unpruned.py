@@ -31,6 +31,8 @@ def find_unpruned_reasons(
 ) -> tuple[str, ...]:
     """Return the reasons why a plan leaves out too few files. There are none if it leaves out enough files.
 
+    At most `REASONS_MAX` reasons are returned.
+
     Args:
         files: The number of files, and the number of files that the plan keeps.
         joins: The joins of the request.
@@ -44,7 +46,7 @@ def find_unpruned_reasons(
     if kept_files < considered_files:
         is_unused = kept_files > max_kept_fraction * considered_files
         return (
-            (f"engines mostly use no plan that keeps more than {max_kept_fraction:.0%} of the files",)
+            (f"engines usually do not use a plan that keeps more than {max_kept_fraction:.0%} of the files",)
             if is_unused
             else ()
         )

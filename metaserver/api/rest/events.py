@@ -204,6 +204,9 @@ class _EventPage:
     async def _read_batch(self, position: _Position, batch: Sequence[Instant]) -> _Position:
         """Add the events of a batch of instants to the page, and return the position after them.
 
+        An instant is one recorded change of the catalog. If the request selects no event of it, its new metadata file
+        is remembered, because the next event of the table compares with this file.
+
         Each event states the number of events of its request. So instants are grouped by request, and the last group of
         a full batch is left to the next batch, which may have the rest of it.
         """
@@ -509,7 +512,7 @@ def _find_request_id(instant: Instant) -> str:
 
 
 def _find_time_ms(instant: Instant) -> int:
-    """Return the time of an instant in milliseconds."""
+    """Return the time in milliseconds at which an instant was completed, or requested if it is not completed."""
     return instant.requested_ms if instant.completed_ms is None else instant.completed_ms
 
 

@@ -68,7 +68,7 @@ class _Effect(Enum):
 
 @asynccontextmanager
 async def hold_appends(call: Call, changes: Sequence[TableChange]) -> AsyncIterator[StreamCommitChecks]:
-    """Flush the stream tables whose way of writing a commit changes, and keep appends away while the context is active.
+    """Flush the stream tables for which a commit changes how rows are written. Keep appends away in the context.
 
     The first flush runs beside appends, so that the second flush has few rows and appends wait only for a short time.
 
@@ -82,9 +82,9 @@ async def hold_appends(call: Call, changes: Sequence[TableChange]) -> AsyncItera
     examined: dict[tuple[NamespacePath, str], ExaminedTable] = {}
     for change in changes:
         updates = list(map(lower_action, change.updates))
-        is_reset = any(requires_flush(update) for update in updates)
+        removes_schemas_or_rows = any(requires_flush(update) for update in updates)
         may_change = any(update.get("action") in _WRITING_ACTIONS for update in updates)
-        if not (is_reset or may_change):
+        if not (removes_schemas_or_rows or may_change):
             continue
         entry = await call.components.store.load_entry(EntryKind.TABLE, change.namespace, change.name)
         examined[change.namespace, change.name] = ExaminedTable(None if entry is None else entry.uuid)
@@ -95,14 +95,21 @@ async def hold_appends(call: Call, changes: Sequence[TableChange]) -> AsyncItera
             continue
         now_ms = call.components.clock.now_ms()
         effect = await call.run_in_turn(
-            partial(_find_effect, updates, change.requirements, metadata, now_ms, is_reset=is_reset)
+            partial(
+                _find_effect,
+                updates,
+                change.requirements,
+                metadata,
+                now_ms,
+                removes_schemas_or_rows=removes_schemas_or_rows,
+            )
         )
         if effect is _Effect.REFUSED:
             # The commit may only be refused because of this metadata. If another commit replaces the metadata first,
             # the commit must not succeed either, because the rows of the stream were not flushed for it.
             examined[change.namespace, change.name] = ExaminedTable(entry.uuid, entry.metadata_location)
         elif effect is _Effect.CHANGED:
-            changed_tables.append((entry, is_reset))
+            changed_tables.append((entry, removes_schemas_or_rows))
     if not changed_tables:
         yield StreamCommitChecks((), examined)
         return
@@ -122,12 +129,12 @@ async def _flush_tables(call: Call, changed_tables: Sequence[tuple[Entry, bool]]
         BadRequest: Another server may have rows of a table that wait for a flush.
         SeamarkError: A flush failed, but may succeed if the client repeats the commit.
     """
-    for read_entry, is_reset in changed_tables:
+    for read_entry, removes_schemas_or_rows in changed_tables:
         entry = await call.components.store.load_entry(EntryKind.TABLE, read_entry.namespace, read_entry.name)
         if entry is None or entry.uuid != read_entry.uuid or not entry.flushed:
             continue
         try:
-            if is_reset:
+            if removes_schemas_or_rows:
                 await call.components.streams.flush(entry.uuid)
             else:
                 await _flush_before_change(call, entry)
@@ -141,7 +148,7 @@ async def check_may_overwrite(call: Call, entry: Entry, metadata: TableMetadata)
     It may not for a stream table: appended rows that are not in files yet may not fit the other metadata.
 
     Raises:
-        BadRequest: The table is a stream table.
+        BadRequest: The table is or was a stream table.
     """
     present_metadata = await _try_load_metadata(call, entry)
     if entry.flushed or (present_metadata is not None and is_stream_table(present_metadata)):
@@ -164,6 +171,7 @@ async def check_may_register_again(call: Call, entry: Entry | None, metadata: Ta
     Raises:
         BadRequest: The metadata lack a schema that the table had when it was unregistered, or a schema of rows that
             wait.
+        LogUnavailable: The log does not answer.
     """
     if entry is None:
         if not is_stream_table(metadata):
@@ -208,16 +216,16 @@ def _find_effect(
     metadata: TableMetadata,
     now_ms: int,
     *,
-    is_reset: bool,
+    removes_schemas_or_rows: bool,
 ) -> _Effect:
     """Return the effect of a commit on the key of a stream table, and on how the files of the table are written.
 
-    If the commit removes schemas, partition specs or rows (`is_reset`), it always changes the stream unless it fails.
-    Otherwise, only the relevant updates are applied, and the results are compared.
+    A commit that removes schemas, partition specs or rows always changes the stream unless it fails. For other commits,
+    only the relevant updates are applied, and the results are compared.
     """
     if _fails_requirement(updates, requirements, metadata):
         return _Effect.REFUSED
-    if not is_reset:
+    if not removes_schemas_or_rows:
         try:
             # The types of format version 3 need that version.
             actions = (*_WRITING_ACTIONS, "upgrade-format-version")

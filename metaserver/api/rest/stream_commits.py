@@ -40,8 +40,9 @@ async def prepare_stream_table(
     """Flush a stream table before a commit that removes rows.
 
     A fresh snapshot also has appended rows that are not in files of the table yet, and exists for a limited time. A
-    commit may be based on a fresh snapshot that has expired. It may repeat a commit that succeeded, so this function
-    accepts it if it requires the parent of its snapshot: the requirement fails if the commit is no repetition.
+    commit may be based on a fresh snapshot that has expired. Such a commit may repeat an earlier commit that succeeded.
+    So this function accepts the commit if the commit requires the parent of its snapshot. If the commit is no
+    repetition, this requirement fails later.
 
     Returns:
         The fresh snapshot on which the only snapshot of the commit is based, or None for every other commit.
@@ -52,7 +53,7 @@ async def prepare_stream_table(
     """
     updates = list(map(lower_action, updates))
     snapshots = [update.get("snapshot") for update in updates if update.get("action") == "add-snapshot"]
-    is_reset = any(requires_flush(update) for update in updates)
+    removes_schemas_or_rows = any(requires_flush(update) for update in updates)
     removes_rows = any(
         isinstance(snapshot, dict) and _read_operation(snapshot) in _REMOVING_OPERATIONS for snapshot in snapshots
     )
@@ -69,7 +70,9 @@ async def prepare_stream_table(
         fresh_snapshot = await _find_fresh_parent(call, entry, metadata, snapshot)
         if fresh_snapshot is None and reads_fresh(call.headers):
             await _check_asserts_parent(call, entry, snapshot, requirements)
-        if fresh_snapshot is not None and (len(snapshots) > 1 or is_reset or _read_operation(snapshot) != "append"):
+        if fresh_snapshot is not None and (
+            len(snapshots) > 1 or removes_schemas_or_rows or _read_operation(snapshot) != "append"
+        ):
             with suppress(LogElsewhere):
                 await call.components.streams.flush(entry.uuid)
             raise BadRequest(
@@ -126,12 +129,12 @@ async def _find_fresh_parent(
 async def _check_asserts_parent(
     call: Call, entry: Entry, snapshot: dict[str, Any], requirements: Sequence[dict[str, Any]]
 ) -> None:
-    """Check that a commit based on a snapshot that the table lacks cannot succeed.
+    """Refuse a commit that is based on a snapshot that the table lacks.
 
-    A requirement on the branch makes such a commit fail later. Without this requirement, it is refused here.
+    A commit with a requirement on the branch is not refused here, because the requirement makes it fail later.
 
     Raises:
-        BadRequest: The commit has no requirement on the branch.
+        BadRequest: The table lacks the snapshot, and the commit has no requirement on the branch.
     """
     parent_id = snapshot.get("parent-snapshot-id")
     if parent_id is None or any(requirement.get("type") == "assert-ref-snapshot-id" for requirement in requirements):

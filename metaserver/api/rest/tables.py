@@ -308,7 +308,10 @@ async def report_metrics(call: Call, data: bytes) -> None:
 
 
 async def _run_creation(call: Call, work: Callable[[Caller], Awaitable[LoadedTable]], name: str) -> web.Response:
-    """Run `work`, which creates a table with this name, and answer with the table."""
+    """Run `work`, which creates a table with this name, and answer with the table.
+
+    The answer is not compressed, because it is requested only once.
+    """
 
     async def answer(loaded_table: LoadedTable) -> web.Response:
         return await make_table_answer(call, loaded_table, call.namespace, name, compress=False)

@@ -54,7 +54,7 @@ async def create_view(call: Call, body: CreateView) -> web.Response:
 
 @Route("GET", _VIEW, "loadView")
 async def load_view(call: Call) -> web.Response:
-    """Return a view with its metadata."""
+    """Return a view with its metadata. The name may be that of a plan view."""
     catalog = call.components.catalog
     if is_plan_name(call.name):
         return make_view_answer(call, await catalog.plan_views.load(call.namespace, call.name, call.audience))

@@ -140,7 +140,7 @@ async def _answer_from_cube(call: Call, body: AggregateRequest, loaded_table: Lo
     """Return the answer from a cube without a statement, or None if the request has to run as a statement.
 
     A statement is needed to explain a plan, to filter groups, and if `t.a` could mean a column of the table `t` or a
-    field of a struct `t`. Other answers may be in memory already.
+    field of a struct `t`. If the answer is in memory from an earlier request, no cube is read.
 
     Raises:
         BadRequest: The request is invalid.

@@ -165,7 +165,7 @@ class CubeAnswers:
     async def compute_answer(
         self, call: Call, loaded_table: LoadedTable, query: GroupQuery, snapshot_id: int, key: bytes, kind: Format
     ) -> _EncodedAnswer | None:
-        """Compute the answer to a request from a cube, and keep it in memory.
+        """Compute the answer to a request from a cube, and keep it in memory unless it is large.
 
         Args:
             call: The request, whose caller may read the table.
@@ -176,8 +176,8 @@ class CubeAnswers:
             kind: The format of the answer.
 
         Returns:
-            The answer. None if no cube can answer the request, if a data file has no entry or has deleted rows, or if
-            the answer exceeds a limit of statements.
+            The answer. None if no cube can answer the request, if the table is a stream table, if a data file has no
+            entry or has deleted rows, or if the answer exceeds a limit of statements.
 
         Raises:
             TooManyRequests, RetryLater: See `FairSlots`.
@@ -342,7 +342,7 @@ def _identify_files(scan: ScanPlan) -> Ids | None:
 def _make_plan(
     statement_id: str, loaded_table: LoadedTable, cube: IndexDefinition, answer: CubeAnswerColumns, files: int
 ) -> StatementPlan:
-    """Return the head of the answer, which states that all files of the snapshot were answered from the cube."""
+    """Return the plan in the answer. It states that the groups of the cube replace all files of the snapshot."""
     assert loaded_table.entry is not None
     name = ".".join((*loaded_table.entry.namespace, loaded_table.entry.name))
     table = TableRead(

@@ -41,7 +41,9 @@ class FairSlots:
         self._resource_name = resource_name
         self.limit = limit
         self.share = max(1, limit // 2)
+        """The maximum number of running and waiting statements of one holder, so that no holder takes all slots."""
         self._reserved_slots = max(1, limit // _FREE_SLOTS_DIVISOR)
+        """The number of slots that only holders without a running statement may take."""
         self.taken = 0
         self._slots_by_holder: Counter[str] = Counter()
         self._waiting: list[_WaitingStatement] = []

@@ -95,7 +95,7 @@ class StatementColumn(msgspec.Struct, frozen=True):
 
 
 class StatementHead(msgspec.Struct, frozen=True):
-    """The head of an answer.
+    """The first part of an answer, before its rows.
 
     Attributes:
         tables: For each table that the statement reads, the levels of its namespace and its name.

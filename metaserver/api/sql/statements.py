@@ -83,7 +83,7 @@ class StatementBody(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
 
 
 class StatementRows(StatementPlan, frozen=True, rename="kebab"):
-    """The JSON answer in the documentation. The worker writes the answer itself."""
+    """The JSON answer of a statement, for the OpenAPI document only. The worker writes the JSON without this class."""
 
     columns: tuple[StatementColumn, ...] = ()
     rows: tuple[tuple[Any, ...], ...] = ()
@@ -137,7 +137,7 @@ class RunningStatements:
             del self._cancel_events[key]
 
     def cancel(self, principal: str, statement_id: str) -> bool:
-        """Cancel a statement of the principal, and return whether it ran."""
+        """Cancel a statement of the principal, and return whether it was running or waiting for a slot."""
         cancel_event = self._cancel_events.get((principal, statement_id))
         if cancel_event is None:
             return False
@@ -275,7 +275,7 @@ async def load_sql_state(call: Call) -> SqlState:
 
 
 def _is_installed() -> bool:
-    """Return whether the engine of SQL is installed."""
+    """Return whether DuckDB, which runs the statements, is installed."""
     return importlib.util.find_spec("duckdb") is not None
 
 
@@ -344,8 +344,8 @@ def _build_request(call: Call, body: StatementBody) -> StatementRequest:
 def _make_own_url(call: Call, settings: Settings) -> str:
     """Return the URL by which the worker reaches this server.
 
-    The URL has the address at which the request arrived and the path of the warehouse. No part of it comes from a
-    header.
+    The URL has the address of the setting `services_url` or, without it, the address at which the request arrived. It
+    ends with the path of the warehouse. No part of it comes from a header.
 
     Raises:
         ClientGone: The client has closed the connection.
@@ -468,7 +468,7 @@ class _Exchange:
 
 
 async def _open_statements(app: web.Application) -> AsyncIterator[None]:
-    """Create the limits of statements, and end the workers when the server stops."""
+    """Create the limits and the workers of statements, and end the workers when the server stops."""
     app[RUNNING] = RunningStatements(app[COMPONENTS].settings, app[COMPONENTS].extensions.statement_worker)
     try:
         yield

@@ -91,12 +91,13 @@ class StatementWorker:
         self._input.write(msgspec.json.encode(request) + b"\n")
 
     async def read_frame(self) -> tuple[bytes, bytes]:
-        """Return the kind and the content of the next frame.
+        """Return the kind and the content of the next frame, which is a message of the worker.
 
         If the frame is an error, the method raises the error that the worker reports.
 
         Raises:
             BadRequest: The worker was ended because it exceeded its limits of memory or processor time.
+            StorageError: The frame is too long.
         """
         try:
             kind, length = FRAME.unpack(await self._frames.readexactly(FRAME.size))

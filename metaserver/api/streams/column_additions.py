@@ -61,7 +61,7 @@ async def add_columns(
     Raises:
         BadRequest: A column cannot be added.
         Forbidden: The caller may not change the table.
-        RetryLater: Concurrent commits conflicted with every attempt.
+        RetryLater: Concurrent commits conflicted with every attempt, or another table has replaced the table.
     """
     metadata = target.loaded.metadata
     await call.components.authorizer.require(call.principal, _OPERATION, Securable(namespace, TABLE, name))

@@ -107,7 +107,7 @@ async def get_rows(call: Call, body: GetRows) -> Answer:
 async def _get_keyed_rows(
     call: Call, loaded_table: LoadedTable, keys: pa.RecordBatch | None, columns: Sequence[str]
 ) -> KeyedRowsAnswer:
-    """Return the rows with the keys from the log and the files of the table, with these columns.
+    """Return these columns of the rows with the keys. The rows come from the log and from the files of the table.
 
     If there are no keys (None), the answer has no rows.
     """

@@ -97,7 +97,7 @@ def _read_token(token: str | None) -> str:
     """Return the UUID after which the page begins.
 
     Raises:
-        BadRequest: The token was not issued by this route.
+        BadRequest: The token is not a UUID, so it is from another listing.
     """
     if not token:
         return ""

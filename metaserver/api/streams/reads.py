@@ -214,7 +214,9 @@ async def read_rows(call: Call) -> Answer:
             return _answer_with_stream(_encode_batches([], {"step": "rows", "position": next_position.encode()}))
         assert log is not None
         try:
-            rows = await read_log(log, entry.uuid, step.ranges, limit_bytes=limit_bytes, keep=call.reserve_memory)
+            rows = await read_log(
+                log, entry.uuid, step.ranges, limit_bytes=limit_bytes, count_bytes=call.reserve_memory
+            )
         except OffsetOutOfRange:
             if attempt + 1 == _TRIM_TRIES_MAX:
                 raise
@@ -277,6 +279,8 @@ async def _wait_for_rows(
     call: Call, entry: Entry, step: Step, choose: partial[Step], wait_s: float
 ) -> tuple[Step, ReaderTableState, StreamLog | None]:
     """Return the first step with rows, or the last step after `wait_s`, each with its table and its log.
+
+    The wait also ends when the server is about to stop.
 
     Args:
         call: The call.
@@ -347,7 +351,8 @@ def _decode_rows(
     If the reader requests changes (`wants_kinds`), a further column has the kind of each row.
 
     Raises:
-        BadRequest: A row is not an insert, and the reader did not request changes.
+        BadRequest: A row is not an insert, and the reader did not request changes. Or it did, and the table has a
+            column with the name of the further column.
     """
     batches = call.components.streams.row_files.decode(rows.slices, table.metadata)
     if wants_kinds and any(field.name == _CHANGE_TYPE for field in table.metadata.current_schema.fields):

@@ -139,8 +139,8 @@ async def append_prepared(
         call: The call.
         rows_by_target: The tables and their rows.
         producer: The name of the producer, and the number of the request.
-        scope: The scope in which the name of the producer is unique. It is the UUID of a table, or a word for several
-            tables.
+        scope: The scope in which the name of the producer is unique. It is the UUID of a table, or `tables` if
+            the request may have rows of several tables.
 
     Raises:
         BadRequest: The dead-letter table of a table is one of the tables.

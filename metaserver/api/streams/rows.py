@@ -110,8 +110,9 @@ async def _append_body(
 ) -> AppendedRows:
     """Append the rows of a body, and return the answer.
 
-    A small body without a producer is appended together with the bodies of concurrent requests. This needs rows in one
-    piece, and rows that `can_join` accepts, because they need no individual checks.
+    A small body without a producer is appended together with the bodies of concurrent requests. For this, its rows
+    must be one list of JSON rows or one Arrow batch, and `can_join` must accept them.
+
     Large bodies are decoded and prepared outside of the event loop.
     """
     is_quick = len(body) <= QUICK_BYTES
@@ -155,7 +156,7 @@ class StreamStatus(msgspec.Struct, frozen=True, rename="kebab"):
     oldest_ms: Annotated[
         int | None, doc("The time of the oldest unflushed row in ms, or null if it is unknown or no row waits.")
     ]
-    fresh_files: Annotated[int, doc("The number of fresh files that the next plan may name.")]
+    fresh_files: Annotated[int, doc("The number of files with unflushed rows that the next plan may list.")]
     paused: Annotated[str | None, doc("The reason why the table accepts no rows, or null if it accepts rows.")]
     flush_error: Annotated[
         str | None,
@@ -265,7 +266,7 @@ class _DecodedBody(NamedTuple):
 
     @property
     def whole(self) -> JoinedRows | None:
-        """The rows in one piece, or None if there are several Arrow batches."""
+        """All rows as one list of JSON rows or as one Arrow batch, or None if there are several Arrow batches."""
         if self.batches is None:
             return self.rows
         return self.batches[0] if len(self.batches) == 1 else None
@@ -278,7 +279,7 @@ class _DecodedBody(NamedTuple):
 def _read_body(
     call: Call, body: bytes, row_format: RowFormat, metadata: TableMetadata, *, is_envelope: bool
 ) -> _DecodedBody:
-    """Return the rows of a body, with the columns that the table lacks.
+    """Return the decoded rows of a body, and the columns in them that the table lacks.
 
     Arrow batches whose rows are envelopes have columns of the envelope, so they add no columns to the table.
     """

@@ -127,8 +127,12 @@ async def _append_to_named(
     The rows of all tables are prepared first, so that a row that does not fit changes no table.
 
     Raises:
-        BadRequest: A row does not fit, or a table is named twice.
-        TooLarge: The decoded rows are too large.
+        NoSuchTable: A table does not exist.
+        BadRequest: A row does not fit, a table is named twice or is not a stream table, or a dead-letter table cannot
+            be used.
+        Forbidden: The caller may not change a table, or append rows to its dead-letter table.
+        CommitUnknown: It is unknown whether the log has the rows.
+        TooLarge: The decoded rows have more than `DECODED_BYTES_MAX` bytes.
     """
     requests: list[_TableRequest] = []
     size_bytes = 0

@@ -249,6 +249,7 @@ async def check_claimed_location(context: CatalogContext, uuid: str, location: s
 
     Raises:
         Forbidden: `uuid` has not claimed the location.
+        RetryLater: The claims are not known yet, because the storage does not answer.
     """
     claimed_keys = await _list_own_keys(context, uuid)
     # A server of a version without claims may be running, and may have created the table.
@@ -273,10 +274,13 @@ async def list_claimed(context: CatalogContext, uuid: str, locations: Sequence[s
 
 
 async def check_writable(context: CatalogContext, uuid: str, metadata: TableMetadata | ViewMetadata) -> None:
-    """Check that an entry has claimed its location, and its folders for metadata, manifests and plans.
+    """Check that an entry has claimed its metadata folder, and its location if it does not contain that folder.
+
+    The server writes to these two folders and to folders below them. A claim of a folder, which records that it belongs
+    to the entry, covers all folders below it.
 
     Raises:
-        Forbidden: The entry has not claimed one of these folders.
+        Forbidden: The entry has not claimed one of the checked folders.
     """
     folder = get_metadata_folder(metadata.location, metadata.properties)
     await check_claimed_location(context, uuid, folder)
@@ -336,7 +340,7 @@ async def make_foreign_file_check(
 
 
 async def create_missing_claims(context: CatalogContext) -> int:
-    """Create claims for entries of earlier server versions, and return the number of these entries.
+    """Create claims for entries of earlier server versions, and return the number of entries that got claims.
 
     A claim records that a location belongs to an entry. Earlier versions recorded no claims. If the metadata of an
     entry cannot be read, its location is unknown, and it gets no claim: a guessed location could belong to another
@@ -419,6 +423,11 @@ async def check_unknown_locations(
 
 
 def _may_be_taken(state: UnclaimedEntries, keys: Iterable[str], uuid: str, *, include_inside: bool) -> bool:
+    """Return whether an entry other than `uuid` may already use one of the locations.
+
+    The locations of an entry are unknown if its metadata could not be read yet (`state.unread`), so any location may be
+    taken. If its metadata are missing or damaged (`state.lost`), only its possible locations are known.
+    """
     if state.unread:
         return True
     lost_keys = {lost_key for owner, keys_of_owner in state.lost.items() if owner != uuid for lost_key in keys_of_owner}
@@ -452,7 +461,9 @@ async def _list_locations(context: CatalogContext, entry: Entry) -> list[str] | 
 
 
 async def has_files(context: CatalogContext, entry: Entry) -> bool:
-    """Return whether a claimed location of the entry contains a file. If the storage fails, return True.
+    """Return whether a claimed location of the entry contains a file.
+
+    The result is also True if the storage fails, or if a location cannot be derived from its claim.
 
     The locations come from the database, because the table's writers can overwrite its metadata file.
     """

@@ -83,7 +83,7 @@ async def list_own_locations(context: CatalogContext, uuid: str) -> OwnLocations
 
 
 async def find_foreign_paths(context: CatalogContext, uuid: str, paths: Iterable[str]) -> set[str]:
-    """Return the paths in locations of other tables, except where this table may name files.
+    """Return the paths that are in locations of other tables, but in no claimed or allowed location of this table.
 
     The server does not read these paths for this table.
     """
@@ -185,7 +185,8 @@ def _list_new_locations(
 ) -> Iterator[tuple[str, str]]:
     """Yield a description and the path of each new location.
 
-    A location is new if `base` does not have it. Without `base`, all locations are new.
+    A location is new if `base` does not have it. Without `base`, all locations are new. The locations are that of the
+    table, and those in the properties PATH_PROPERTIES. A property with a location outside the warehouse is left out.
     """
     if base is None or metadata.location != base.location:
         yield "The table's location", metadata.location
@@ -273,7 +274,10 @@ class _ManifestReader:
     async def list_manifests_before(
         self, base: TableMetadata | None, new_snapshots: Iterable[SnapshotInput]
     ) -> dict[str, None]:
-        """Return the manifests of the current snapshot and of the parents of the new snapshots."""
+        """Return the manifests of the current snapshot and of the parents of the new snapshots.
+
+        The result has them as keys. Without `base`, the table is new, and the result is empty.
+        """
         manifests: dict[str, None] = {}
         if base is None:
             return manifests

@@ -21,7 +21,8 @@ from seamark.metaserver.catalog.quotas import Quota
 PLAN_BYTES_MIN = 4096
 """The size in bytes with which the smallest plan counts. It covers the row in the database and the minimum object size
 that storage services bill."""
-_EVERYBODY = "all"
+_ALL_PRINCIPALS = "all"
+"""The holder under which the bytes of all principals together are counted."""
 _SWEEP_MIN = 10_000
 """The minimum number of leases at which ended leases are removed from memory."""
 
@@ -53,7 +54,7 @@ class PlanShares:
             return "leases of one principal"
         if not self._bytes.has_room(holder, now_s):
             return "bytes of one principal"
-        return None if self._total_bytes.has_room(_EVERYBODY, now_s) else "bytes"
+        return None if self._total_bytes.has_room(_ALL_PRINCIPALS, now_s) else "bytes"
 
     def count_new_leases(self, principal: str, plans: Iterable[int], now_s: float) -> int:
         """Return the number of plans for which the principal has no lease yet.
@@ -67,15 +68,18 @@ class PlanShares:
         """Add a lease of the plan, or extend it.
 
         Args:
-            size_bytes: The size of the files that are written for the plan.
+            size_bytes: The size of the files that are written for the plan, or 0 if the plan already exists.
         """
         holder = _find_holder(principal)
-        size = max(size_bytes, PLAN_BYTES_MIN) if size_bytes else 0
+        counted_bytes = max(size_bytes, PLAN_BYTES_MIN) if size_bytes else 0
         if holder is None:
-            self._total_bytes.add(_EVERYBODY, now_s, until_s + self._grace_s, size)
+            # Without logins, requests cannot be distinguished, so only the limit of all principals together applies.
+            self._total_bytes.add(_ALL_PRINCIPALS, now_s, until_s + self._grace_s, counted_bytes)
             return
         former_lease = self._granted_leases.get((holder, plan), _NO_LEASE)
-        self._replace_lease(holder, plan, now_s, max(until_s, former_lease.until_s), former_lease.size_bytes + size)
+        self._replace_lease(
+            holder, plan, now_s, max(until_s, former_lease.until_s), former_lease.size_bytes + counted_bytes
+        )
 
     def withdraw(self, principal: str, plans: Iterable[int], now_s: float) -> None:
         """End the leases of these plans. Their files stay for the grace period."""
@@ -84,20 +88,26 @@ class PlanShares:
             if holder is not None and (holder, plan) in self._granted_leases:
                 self._replace_lease(holder, plan, now_s, now_s, self._granted_leases[holder, plan].size_bytes)
 
-    def _replace_lease(self, holder: str, plan: int, now_s: float, until_s: float, size: int) -> None:
+    def _replace_lease(self, holder: str, plan: int, now_s: float, until_s: float, size_bytes: int) -> None:
+        """Count a lease and its bytes instead of the earlier lease of the same plan.
+
+        The bytes count for the holder and for all principals together. They count for a grace period after the lease
+        ends, because the files are kept for running queries. A lease that has ended already counts only with its bytes.
+        Ended leases are removed from memory when the number of leases reaches `_sweep_at`.
+        """
         if len(self._granted_leases) >= self._sweep_at:
             self._granted_leases = {key: lease for key, lease in self._granted_leases.items() if lease.until_s > now_s}
             self._sweep_at = max(_SWEEP_MIN, 2 * len(self._granted_leases))
         former_lease = self._granted_leases.pop((holder, plan), None)
         if former_lease is not None:
             self._leases.take_back(holder, former_lease.until_s)
-            for quota, share_holder in ((self._bytes, holder), (self._total_bytes, _EVERYBODY)):
+            for quota, share_holder in ((self._bytes, holder), (self._total_bytes, _ALL_PRINCIPALS)):
                 quota.take_back(share_holder, former_lease.until_s + self._grace_s, former_lease.size_bytes)
-        for quota, share_holder in ((self._bytes, holder), (self._total_bytes, _EVERYBODY)):
-            quota.add(share_holder, now_s, until_s + self._grace_s, size)
+        for quota, share_holder in ((self._bytes, holder), (self._total_bytes, _ALL_PRINCIPALS)):
+            quota.add(share_holder, now_s, until_s + self._grace_s, size_bytes)
         if until_s > now_s:
             self._leases.add(holder, now_s, until_s)
-            self._granted_leases[holder, plan] = _GrantedLease(until_s, size)
+            self._granted_leases[holder, plan] = _GrantedLease(until_s, size_bytes)
 
     def check_invariants(self) -> None:
         for quota in (self._leases, self._bytes, self._total_bytes):

@@ -90,12 +90,12 @@ class LoadedPlan(msgspec.Struct, frozen=True):
 
 
 class Holder(NamedTuple):
-    """The requests that may use a plan.
+    """The client that holds a plan, and the value that requests must send to use the plan.
 
     Attributes:
-        audience: The value of `X-Seamark-Plans` in these requests.
-        id: The adapter that requested the plan. Identical plans are shared only within one holder, so that the holder
-            can withdraw them.
+        audience: The value of the header `X-Seamark-Plans` in requests that may use the plan.
+        id: The id of the client that requested the plan, such as an adapter in an engine. Identical plans are shared
+            only within one holder, so that the holder can withdraw them.
     """
 
     audience: str
@@ -107,11 +107,11 @@ def plan_name(entry: Entry, snapshot_id: int, bound_filter_text: str, holder: Ho
 
     Args:
         bound_filter_text: The bound filter as text.
-        holder: The requests that may use the plan, or None if all requests may use it.
+        holder: The client that holds the plan, or None if all requests may use the plan.
     """
     table = (*entry.namespace, entry.name, entry.uuid, entry.metadata_location)
-    planned_scan = (entry.index_version, snapshot_id, bound_filter_text, *(holder or ()))
-    identity = encode_json((_NAMES_VERSION, table, *planned_scan))
+    scan_identity = (entry.index_version, snapshot_id, bound_filter_text, *(holder or ()))
+    identity = encode_json((_NAMES_VERSION, table, *scan_identity))
     name = f"{entry.name}{PLAN_MARK}{hashlib.sha256(identity).hexdigest()[:_DIGEST_CHARACTERS]}".lower()
     return name if len(name) <= NAME_MAX else None
 
@@ -162,7 +162,7 @@ def parse_digest(name: str) -> str:
 class PlanTables:
     def __init__(self, context: CatalogContext) -> None:
         self._context = context
-        self._count, self._counted_s = 0, -_COUNTED_S
+        self._plan_count, self._plans_counted_s = 0, -_COUNTED_S
         settings = context.settings
         self._shares = PlanShares(
             leases=settings.plan_tables_limit,
@@ -181,10 +181,10 @@ class PlanTables:
         now_s = self._context.clock.monotonic()
         exhausted_limit = self._shares.find_exhausted_limit(principal, now_s)
         if exhausted_limit is None:
-            if now_s - self._counted_s >= _COUNTED_S:
-                self._counted_s = now_s
-                self._count = await self._context.store.plan_table_count(self._context.clock.now_ms())
-            exhausted_limit = None if self._count < self._context.settings.plan_tables_limit else "leases"
+            if now_s - self._plans_counted_s >= _COUNTED_S:
+                self._plans_counted_s = now_s
+                self._plan_count = await self._context.store.plan_table_count(self._context.clock.now_ms())
+            exhausted_limit = None if self._plan_count < self._context.settings.plan_tables_limit else "leases"
         if exhausted_limit is None:
             return True
         self._refuse(exhausted_limit, principal)
@@ -204,11 +204,12 @@ class PlanTables:
             )
 
     async def find(self, namespace: NamespacePath, name: str) -> tuple[StoredPlanTable, Entry]:
-        """Return the plan with this name, and the pointer of its table.
+        """Return the plan with this name, and the catalog entry of its table.
 
         Raises:
-            NoSuchTable: The lease has ended, or the planned table no longer has its name. The message is the same as
-                for a table that does not exist.
+            NoSuchTable: The lease has ended, the planned table no longer has its name, or the plan is only for the
+                requests with one value of `X-Seamark-Plans`. The message is the same as for a table that does not
+                exist.
         """
         plan = await self._context.store.load_plan_table(namespace, name) if is_plan_name(name) else None
         if plan is not None and plan.audience is None and plan.expires_ms > self._context.clock.now_ms():
@@ -272,20 +273,21 @@ class PlanTables:
         """
         expires_ms = self._context.clock.now_ms() + lease_s * 1000
         ids = tuple(sorted(set(plan_snapshot_ids)))
-        if lease_s and not self._may_lease(principal, ids):
+        if lease_s and not self._check_lease_limits(principal, ids):
             raise build_plan_limit_error(principal)
         operation = LeasePlanSnapshots(namespace, of_name, audience, ids, expires_ms, withdraw=lease_s == 0)
         (count,) = await self._context.store.transact([operation])
         now_s = self._context.clock.monotonic()
         if lease_s == 0:
-            self._count = max(0, self._count - int(count))
+            self._plan_count = max(0, self._plan_count - int(count))
             self._shares.withdraw(principal, ids, now_s)
         elif count:
             for plan_snapshot_id in ids:
                 self._shares.grant(principal, plan_snapshot_id, now_s, now_s + lease_s)
         return int(count)
 
-    def _may_lease(self, principal: str, plans: Sequence[int]) -> bool:
+    def _check_lease_limits(self, principal: str, plans: Sequence[int]) -> bool:
+        """Return whether the principal may lease the plans. If a limit is exhausted, also record the refusal."""
         now_s = self._context.clock.monotonic()
         new_leases = self._shares.count_new_leases(principal, plans, now_s)
         exhausted_limit = self._shares.find_exhausted_limit(principal, now_s, new_leases) if new_leases else None
@@ -313,7 +315,7 @@ class PlanTables:
         if plan.expires_ms - now_ms >= lease_s * 1000 / 2:
             return plan
         plan_snapshot_id = derive_snapshot_id(plan.id)
-        if not self._may_lease(principal, [plan_snapshot_id]):
+        if not self._check_lease_limits(principal, [plan_snapshot_id]):
             return None
         expires_ms = max(plan.expires_ms, now_ms + lease_s * 1000)
         (is_renewed,) = await self._context.store.transact([RenewPlanTable(plan.id, expires_ms)])
@@ -360,7 +362,7 @@ class PlanTables:
         if plan_table.id != plan.id:
             await self._remove_quietly(plan.files)
         else:
-            self._count += 1
+            self._plan_count += 1
             if metadata is not None:
                 _, document = files[-1]
                 self._context.documents.remember_table(plan.location, metadata, document)
@@ -383,7 +385,9 @@ class PlanTables:
                 await self._context.store.transact([drop])
 
     async def clean(self) -> int:
-        """Delete the files of plans whose leases have ended. Housekeeping calls this method periodically.
+        """Delete the files of plans whose leases ended `plan_table_grace_s` ago or earlier.
+
+        Housekeeping calls this method periodically.
 
         Returns:
             The number of plans whose files were deleted.
@@ -400,7 +404,11 @@ class PlanTables:
         return deleted_count
 
     async def _delete(self, plan: StoredPlanTable) -> bool:
-        """Delete the files of a plan. Return False if a file could not be deleted, so that a later call tries again."""
+        """Delete the files of a plan, the metadata file first, and then the record of the plan.
+
+        Returns:
+            False if a file or the record could not be deleted. A later call then tries again.
+        """
         try:
             for location in reversed(plan.files):
                 await self._context.objects.delete(location)
@@ -431,7 +439,7 @@ def is_temporary_file(location: str) -> bool:
 
 
 def check_lasting(location: str, metadata: TableMetadata) -> None:
-    """Check that neither the metadata nor a manifest list in it belongs to a plan.
+    """Check that neither the metadata file nor one of its manifest lists is a file of a plan.
 
     The files of a plan are deleted when its lease ends.
 

@@ -55,8 +55,8 @@ class ReplacedReference(msgspec.Struct, frozen=True):
         plan: The name of the plan table or plan view that replaces the name.
         version: The id of the plan snapshot to add to the name of a table.
         alias: Whether to add the name as an alias, because the text has no alias.
-        columns: The columns that are read from the view itself to check access. They are set only for a view whose
-            plan only clients with a certain value of X-Seamark-Plans can load.
+        columns: The columns that are read from the view itself to check access. They are set only if the plan has an
+            audience: a value of the header X-Seamark-Plans that requests must send to load the plan.
     """
 
     start: int
@@ -73,7 +73,7 @@ class PlanViewReader(NamedTuple):
     """The restrictions of a plan view that only one user may read.
 
     Attributes:
-        holder: The requests that can load the plan view.
+        holder: The client that holds the plan view. Only requests with its value of X-Seamark-Plans can load the view.
         user: The user of the engine that gets rows of the plan view. Other users get no rows.
     """
 
@@ -119,6 +119,7 @@ class PlanViews:
                 await self._context.documents.ensure_exists(plan.location)
                 metadata = await self._context.documents.view(plan.location)
                 # Engines run a plan view with its owner's rights, but writers of the view's folder can overwrite it.
+                # A plan view that was stored without a fingerprint is not compared.
                 is_unchanged = plan.snapshot_or_fingerprint in (None, compute_view_fingerprint(metadata, plan.location))
                 if is_unchanged and _make_name(entry, metadata.current_version, audience) == name:
                     located_entry = msgspec.structs.replace(entry, metadata_location=plan.location)
@@ -286,7 +287,7 @@ def _replace_references(text: str, references: list[ReplacedReference], default:
 def _names_table(match: re.Match[str], reference: ReplacedReference, default: NamespacePath) -> bool:
     """Return whether the matched text names the table or view of the reference.
 
-    Names are compared as Trino compares them. The name of the catalog is not checked.
+    Names are compared without regard to case, as in Trino. The name of the catalog is not checked.
     """
     namespace_parts = [_unquote_identifier(part) for part in _PARTS.findall(match[1])]
     schema = namespace_parts[-1] if namespace_parts else ".".join(default)

@@ -78,9 +78,11 @@ async def compare_with_storage(context: CatalogContext, caller: Caller, *, advan
     after_id = None
     while rows := await context.store.list_dropped(None, after_id, _ENTRIES_PER_PAGE):
         for row in rows:
-            comparer.record_if_missing(row.entry, "dropped ")
+            comparer.check_metadata_file(row.entry, "dropped ")
         after_id = rows[-1].id
-    return PointerComparison(comparer.entries, tuple(comparer.missing), tuple(comparer.later), tuple(comparer.findings))
+    return PointerComparison(
+        comparer.entries, tuple(comparer.missing), tuple(comparer.outdated), tuple(comparer.findings)
+    )
 
 
 class _Comparer:
@@ -94,11 +96,13 @@ class _Comparer:
         self._reader = FileReader(context.documents)
         self.entries = 0
         self.missing: list[Finding] = []
-        self.later: list[OutdatedPointer] = []
+        self.outdated: list[OutdatedPointer] = []
         self.findings: list[Finding] = []
 
-    def record_if_missing(self, entry: Entry, state: str = "") -> bool:
+    def check_metadata_file(self, entry: Entry, state: str = "") -> bool:
         """Count the entry, and return whether storage has its metadata file. Otherwise, add the file to `missing`.
+
+        A file outside of the compared locations is also added to `missing`, with this reason.
 
         `state` is an adjective for the message, such as "dropped ", or an empty text.
         """
@@ -125,7 +129,7 @@ class _Comparer:
 
         For a function, only the existence of the file is checked.
         """
-        if not self.record_if_missing(entry) or entry.kind is EntryKind.FUNCTION:
+        if not self.check_metadata_file(entry) or entry.kind is EntryKind.FUNCTION:
             return
         pointer = normalize_location(entry.metadata_location)
         files = self._folders[pointer.rpartition("/")[0]]
@@ -169,7 +173,7 @@ class _Comparer:
                 ),
             ]
             await self._context.transact(operations)
-        self.later.append(OutdatedPointer(name, entry.metadata_location, newest.location, is_advanced=self._advance))
+        self.outdated.append(OutdatedPointer(name, entry.metadata_location, newest.location, is_advanced=self._advance))
 
     async def _follows(self, entry: Entry, newest: FoundFile) -> bool:
         """Return whether the newest file descends from the current metadata file in the catalog entry.

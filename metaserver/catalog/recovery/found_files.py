@@ -80,8 +80,8 @@ class NewestFiles(NamedTuple):
     """The newest file of each UUID in one folder.
 
     Attributes:
-        newest: The newest files of the UUIDs for which they are certain.
-        uncertain: One file of each UUID whose newest file is uncertain.
+        newest: The newest file of each UUID for which the files show which of them is the newest.
+        uncertain: One file of each other UUID.
         findings: The files that cannot be registered, and the reasons.
     """
 
@@ -114,7 +114,10 @@ class FileReader:
         self._large_file_lock = asyncio.Lock()
 
     async def read_folders(self, folders: Mapping[str, Sequence[ObjectInfo]]) -> AsyncIterator[NewestFiles]:
-        """Yield the newest files of each folder. Several folders are read at the same time."""
+        """Yield the newest files of each folder, in the order of `folders`.
+
+        Several folders are read at the same time.
+        """
         pending = list(folders.values())
         for start in range(0, len(pending), _CONCURRENT_FOLDERS_MAX):
             for result in await asyncio.gather(

@@ -22,10 +22,11 @@ _HEX_DIGITS = 32
 
 
 class FoundName(NamedTuple):
-    """A namespace and a name.
+    """A namespace and a name for a table that is found in storage after the loss of the database.
 
     Attributes:
-        note: The reason why the name may differ from the lost name. It is empty if the names are probably equal.
+        note: The reason why the name may differ from the name in the lost database. It is empty if both names are
+            probably equal.
     """
 
     namespace: NamespacePath
@@ -37,7 +38,7 @@ class FoundName(NamedTuple):
 
 
 def has_own_folder(location: str, uuid: str) -> bool:
-    """Return whether the name of the folder ends with the UUID, because the server chose the location for this UUID.
+    """Return whether the name of the folder ends with the UUID, as in locations that the server chooses.
 
     Only writers of the table with this UUID have ever had access to the folder.
     """

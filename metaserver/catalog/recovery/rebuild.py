@@ -86,8 +86,8 @@ class Rebuild:
 
     async def run(self, candidates: Sequence[Candidate]) -> RebuiltDatabase:
         """Register the candidates. Their UUIDs must not be in the database."""
-        # Register the files that the operator has chosen last. Such a file may name folders outside its location, and
-        # they must not take the location of another table.
+        # Register last the files that the operator has chosen. Such a file may name folders outside its location, and
+        # these folders must not take the location of another table.
         candidates = sorted(candidates, key=lambda candidate: (candidate.is_chosen, str(candidate.name)))
         registrations: list[Registered] = []
         findings: list[Finding] = []
@@ -120,7 +120,11 @@ class Rebuild:
         return describe_registration(candidate)
 
     async def _make_operations(self, candidate: Candidate) -> list[Operation]:
-        """Return the operations that create the entry of a candidate and record its locations."""
+        """Return the operations that create the entry of a candidate and record its locations.
+
+        Raises:
+            BadRequest: The name or a location is invalid.
+        """
         context, file, name = self._context, candidate.file, candidate.name
         requested_ms = context.clock.now_ms()
         check_new_name(name.name, f"{file.kind.value} name")
@@ -128,6 +132,7 @@ class Rebuild:
         entry = make_entry(name.namespace, name.name, file.uuid, file.location, requested_ms, file.kind)
         fingerprint = None
         if file.metadata is None:
+            # `returns` allows a dropped function to become live again with the same UUID.
             claim = msgspec.structs.replace(
                 await claim_folder(context, entry, file.table_location, is_new_uuid=False),
                 namespace=name.namespace,

@@ -56,6 +56,8 @@ def select_candidates(
 ) -> SelectedCandidates:
     """Return the files to register, and the reasons why other files are left out.
 
+    There is no reason for a file that the operator leaves out, or whose UUID is that of a chosen file.
+
     Args:
         files: The newest file of each UUID in each folder.
         warehouse: The warehouse in which the files were found.
@@ -145,7 +147,8 @@ def _find_shared_uuids(
 ) -> dict[int, str]:
     """Return the reasons to leave out candidates whose UUID is also in files of other folders.
 
-    The keys are indexes of `candidates`.
+    A candidate is kept if the operator has chosen only this candidate among those with its UUID. The keys are indexes
+    of `candidates`.
     """
     locations_by_uuid: defaultdict[str, set[str]] = defaultdict(set)
     for file in files:
@@ -168,7 +171,7 @@ def _find_shared_locations(
     """Return the reasons to leave out candidates whose locations overlap. The keys are indexes of `candidates`.
 
     If the name of a folder ends with the UUID of its table, the table keeps the folder. Only the files of other tables
-    inside the folder, and of tables whose folders contain it, are left out.
+    inside the folder, and of tables whose folders contain it, are left out. A choice of the operator has precedence.
     """
     keys = [warehouse.make_key(parse_location(candidate.file.table_location)) for candidate in candidates]
     reasons: dict[int, str] = {}
@@ -219,7 +222,8 @@ def _find_shared_names(
 ) -> dict[int, str]:
     """Return the reasons to leave out candidates with the same name. The keys are indexes of `candidates`.
 
-    For example, a table may have the name of an earlier table that was dropped.
+    For example, a table may have the name of an earlier table that was dropped. A candidate is kept if the operator has
+    chosen only this candidate among those with its name.
     """
     numbers_by_name: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
     for number, candidate in enumerate(candidates):

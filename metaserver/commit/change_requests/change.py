@@ -383,6 +383,9 @@ def _read_scope(
         has_position_deletes: Whether the change adds position deletes or deletion vectors.
         operation: The operation of the snapshot.
         replaced: The scope that the change replaces, or None.
+
+    Raises:
+        Collision: The scope has a filter, and the rows were read with a schema other than the current schema.
     """
     if request.scope_filter is not None:
         if request.schema_id not in (None, metadata.current_schema_id):

@@ -164,9 +164,10 @@ class ChangeApplication:
         """Check the files and store the manifests of added files.
 
         If the parts of the metadata on which this depends have not changed since the last attempt, nothing is done.
+        The last step checks that no removal of orphan files has deleted an added file.
 
         Raises:
-            BadRequest: A file does not fit the table.
+            BadRequest: A file does not fit the table, or a removal of orphan files has deleted it.
             Forbidden: A file is in a location that the caller may not write.
         """
         shape = read_shape(metadata)
@@ -214,10 +215,10 @@ class ChangeApplication:
     async def preload(self, metadata: TableMetadata) -> None:
         """Read the files that `apply` will need into the caches, before the lock is taken.
 
-        So other changes wait less. The head of the branch may change before the lock is taken. `apply` then reads the
-        files for the new head.
+        So other changes wait less. The current snapshot of the branch may change before the lock is taken. `apply` then
+        reads the files for the new snapshot.
 
-        Errors of a change that does not fit are ignored here, because `apply` raises them for the current head.
+        Errors of a change that does not fit are ignored here, because `apply` raises them for the current snapshot.
         """
         change = self._change
         assert change is not None
@@ -345,7 +346,11 @@ class ChangeApplication:
         return produced
 
     async def _restore_removals(self, manifests: Manifests, metadata: TableMetadata, undo: Undo) -> TableMetadata:
-        """Return table metadata in whose snapshots no manifest marks a restored file as DELETED."""
+        """Return table metadata in whose snapshots no manifest marks a restored file as DELETED.
+
+        Raises:
+            BadRequest: The table has more than `commit_history_limit` snapshots since the undone snapshot.
+        """
         assert self._writer is not None
         assert self.request.undo_snapshot_id is not None
         undone = metadata.snapshot(self.request.undo_snapshot_id)
@@ -400,7 +405,9 @@ def _find_first_entry(entries: Sequence[ManifestEntry], file_keys: Collection[Re
 
 
 def find_head(branch: str, metadata: TableMetadata) -> Snapshot | None:
-    """Return the head of the branch, on which a new snapshot is based. Return None for `main` of an empty table.
+    """Return the current snapshot of the branch, or None for `main` of an empty table.
+
+    A new snapshot is based on this snapshot.
 
     Raises:
         BadRequest: The reference is a tag.

@@ -85,7 +85,8 @@ class CommitPriority:
     def record_collision(self, table: str, change: ChangeId, now_s: float) -> None:
         """Count a collision of a change. If no change has priority, grant it to the change that has waited longest.
 
-        Changes whose last collision is long ago are forgotten, as are the oldest of too many changes.
+        A change is forgotten if its last collision is long ago. If there are too many changes, the changes with the
+        oldest last collisions are forgotten.
         """
         key = (table, change)
         colliding_change = self._colliding_changes.get(key)
@@ -134,6 +135,9 @@ class CommitPriority:
 
     def _grant(self, table: str, now_s: float) -> None:
         """Give priority to the change that has waited longest, unless a priority or a pause is active.
+
+        Only changes with enough collisions are considered. The change with the earliest first collision has waited
+        longest. If the setting disables priority, no change gets it.
 
         Args:
             table: The UUID of the table.

@@ -91,6 +91,7 @@ class Commits:
         """The maximum time in seconds for which a change waits for changes with priority."""
         self._priority = CommitPriority(after=settings.commit_turn_after, longest_s=self._priority_s)
         self._cleanup = Cleanup(self._context.objects)
+        # The commits of engines report their refusals and successes to this object (`record_refusal`, `end_priority`).
         publisher.engine_priority = self
 
     def record_refusal(self, namespace: NamespacePath, name: str, uuid: str, principal: str) -> None:
@@ -104,7 +105,10 @@ class Commits:
             queue.changed.set()
 
     def end_priority(self, namespace: NamespacePath, name: str, uuid: str, principal: str) -> None:
-        """End the priority of an engine, and forget its refusals."""
+        """End the priority of an engine after a successful commit, and forget the refusals of its earlier commits.
+
+        The changes of the table that waited for the engine are then committed.
+        """
         self._priority.release(uuid, (principal, _ENGINE), self._context.clock.monotonic())
         if (queue := self._queues.get((namespace, name))) is not None:
             queue.changed.set()
@@ -160,8 +164,8 @@ class Commits:
             raise  # Keep the files of the change, because they may be live.
         except Collision as collision:
             self._metrics.observe_conflict(collision.reason)
-            if pending.change is not None:
-                self._priority.record_collision(pending.uuid, pending.change, self._context.clock.monotonic())
+            if pending.change_key is not None:
+                self._priority.record_collision(pending.uuid, pending.change_key, self._context.clock.monotonic())
                 ends_priority = False
             await self._remove_written(application)
             raise CommitConflict(collision.message) from None
@@ -191,8 +195,8 @@ class Commits:
         self._cleanup.remove(application.written)
 
     def _end_priority(self, namespace: NamespacePath, name: str, pending: PendingChange) -> None:
-        if pending.change is not None:
-            self._priority.release(pending.uuid, pending.change, self._context.clock.monotonic())
+        if pending.change_key is not None:
+            self._priority.release(pending.uuid, pending.change_key, self._context.clock.monotonic())
             if (queue := self._queues.get((namespace, name))) is not None:
                 queue.changed.set()
 
@@ -200,7 +204,7 @@ class Commits:
         """Put a change into the queue of its table, and wait for its outcome. Start the queue's task if necessary.
 
         Raises:
-            RetryLater: No group took the change within `storage_timeout_s`.
+            RetryLater: The commit of the change did not begin within `storage_timeout_s`.
         """
         queue = self._queues.get((namespace, name))
         if queue is None:
@@ -252,8 +256,8 @@ class Commits:
         if holder_and_remaining_s is None or wait_s <= 0:
             count = min(len(queue.waiting), self._context.settings.commit_group_max)
             return [queue.waiting.popleft() for _ in range(count)]
-        change, remaining_s = holder_and_remaining_s
-        attempts = [pending for pending in queue.waiting if pending.change == change]
+        change_key, remaining_s = holder_and_remaining_s
+        attempts = [pending for pending in queue.waiting if pending.change_key == change_key]
         for pending in attempts:
             queue.waiting.remove(pending)
         if not attempts:
@@ -265,6 +269,10 @@ class Commits:
         """Commit the changes of a group, and set the outcome of each change.
 
         If the whole group fails, the method raises one error for all changes.
+
+        Raises:
+            CommitConflict: Other commits changed the table in every attempt.
+            RetryLater: Other processes committed first in every attempt.
         """
         retries, attempts = self._context.settings.commit_retries, 0
         async with self._publisher.make_race_counter() as races:
@@ -371,9 +379,9 @@ class Commits:
     async def _apply_change(self, attempt: GroupAttempt, pending: PendingChange) -> None:
         """Apply a change to the result of the earlier changes in the group.
 
-        A repeat of a change gets its first answer, and a change with an idempotency key of the same group gets the
-        answer of that change. The checks that the transaction would repeat are made first, because a failed transaction
-        would refuse the whole group.
+        A repeat of a change gets the answer of the first attempt. If an earlier change of the group has the same
+        idempotency key, the change gets the answer of that earlier change. The checks that the transaction would repeat
+        are made first, because a failed transaction would refuse the whole group.
         """
         await self._check_table(pending, attempt.entry)
         # In the transaction, a wrong fencing number would fail the whole group.
@@ -450,7 +458,7 @@ class Commits:
     ) -> None:
         """Check that the producer has not committed the change to an earlier table of this name.
 
-        After a refusal, the client would delete the files, which are live in the earlier table.
+        After a refusal, the client would delete the files, which the earlier table contains.
 
         Raises:
             CommitUnknown: The producer has committed the change to a table to which the name no longer refers.

@@ -28,7 +28,7 @@ class PendingChange:
         Args:
             caller: The principal that requests the change.
             uuid: The UUID of the table for which the change was prepared.
-            application: The change, and the steps that apply it to the head of the table.
+            application: The change, and the steps that apply it to the current state of the table.
             requested_ms: The time of the request.
         """
         self.caller = caller
@@ -38,7 +38,8 @@ class PendingChange:
         self.index_files: Sequence[RegisteredIndexFile] = ()
         self.requested_ms = requested_ms
         change_id = application.request.change_id
-        self.change: ChangeId | None = None if change_id is None else (caller.principal_name, change_id)
+        self.change_key: ChangeId | None = None if change_id is None else (caller.principal_name, change_id)
+        """The principal and its id of the change, or None. Several attempts of one change have the same key."""
         self.queued_s = 0.0
         """The time at which the change was queued, on a monotonic clock."""
         self.started = False
@@ -69,12 +70,14 @@ class ChangeQueue:
     def __init__(self) -> None:
         self.waiting: deque[PendingChange] = deque()
         self.changed = asyncio.Event()
-        """Set when a change is added or priority ends."""
+        """Set when a change is added, or when an engine or another change gets or loses its priority to commit."""
         self.task: asyncio.Task[None] | None = None
 
 
 class GroupAttempt:
     """One attempt to apply the changes of a group to the current state of the table.
+
+    The changes of a group are committed together.
 
     `base` is the metadata before the group, and `metadata` the result of the changes so far.
     """

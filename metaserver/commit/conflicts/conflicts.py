@@ -144,7 +144,10 @@ class ConflictCheck:
         Entry ids number the files in a view, which is the list of files in some manifests.
 
         Returns:
-            The view with the entry ids of the live data files, and the first path without a live data file, or None.
+            The view with the entry ids of the live data files, and a path without a live data file, or None.
+
+        Raises:
+            Corrupt: A manifest cannot be read.
         """
         data = [manifest for manifest in self._manifest_files if manifest.content == DATA]
         manifest_files = await self._manifests.find_listing_manifests(data, paths)
@@ -158,6 +161,9 @@ class ConflictCheck:
         """Check that a change which adds a deletion vector for a data file also removes the existing vector.
 
         A data file may have only one deletion vector.
+
+        Raises:
+            Collision: The change does not remove an existing vector.
         """
         data_paths = await run_by_count(len(self._change.deletes), self._list_files_with_new_vector)
         for _, entries in await find_referring_entries(
@@ -197,6 +203,9 @@ class ConflictCheck:
         """Return the history since the read snapshot, or None if the change does not depend on a read.
 
         A change depends on a read if it has a scope, removes or replaces files, or deletes rows that it has read.
+
+        Raises:
+            Collision: There are too many later snapshots, or the read snapshot has expired or is not in the branch.
         """
         change = self._change
         has_scope = change.scope is not None or change.replaced is not None
@@ -240,24 +249,29 @@ class ConflictCheck:
             history: The snapshots since the read.
             deletes: The delete files that these snapshots added.
             referenced_paths: The data files to which the change's position deletes refer.
+
+        Raises:
+            Collision: A delete applies to such rows.
         """
         change = self._change
         removed_paths = await run_by_count(len(self._files_to_remove.files), self._list_removed_by_name)
         # New deletes of removed files would be lost.
-        await self._refuse_matching(deletes, removed_paths, includes_vectors=True)
+        await self._refuse_matching(deletes, removed_paths, includes_all_deletes=True)
         writing_deletes = deletes if change.data else history.select_deletes_of_rewrites(deletes)
         if change.scope is not None and change.scope.bound is not None:
             # The change has read each row that it deletes by position, so these rows are in its scope.
             writing_deletes = await keep_matching_deletes(self._files, writing_deletes, change.scope.bound)
-        await self._refuse_matching(writing_deletes, referenced_paths, includes_vectors=True)
+        await self._refuse_matching(writing_deletes, referenced_paths, includes_all_deletes=True)
         # A data file has at most one deletion vector, which hides older position delete files. New vectors of other
         # commits were found before.
         paths_with_new_vector = await run_by_count(len(change.deletes), self._list_files_with_new_vector)
-        await self._refuse_matching(deletes, paths_with_new_vector, includes_vectors=False)
+        await self._refuse_matching(deletes, paths_with_new_vector, includes_all_deletes=False)
         # Position deletes that name no data file may apply to any file of their partition.
-        unnamed_deletes = await run_by_count(len(change.deletes), self._list_unnamed_deletes)
-        if unnamed_deletes:
-            partitions = await run_by_count(len(unnamed_deletes), partial(list_partitions, unnamed_deletes))
+        deletes_without_data_file = await run_by_count(len(change.deletes), self._list_deletes_without_data_file)
+        if deletes_without_data_file:
+            partitions = await run_by_count(
+                len(deletes_without_data_file), partial(list_partitions, deletes_without_data_file)
+            )
             scope = ReadScope(partitions=partitions)
             await self._refuse_in_scope(writing_deletes, scope, "rewrote rows that the change deletes")
 
@@ -270,24 +284,27 @@ class ConflictCheck:
             if file.content == DATA and make_file_key(file) in by_name
         }
 
-    def _list_unnamed_deletes(self) -> list[ContentFile]:
+    def _list_deletes_without_data_file(self) -> list[ContentFile]:
         """Return the position deletes of the change that name no data file, so they may apply to several."""
         return [file for file in self._change.position_deletes if file.referenced_data_file is None]
 
-    async def _refuse_matching(self, deletes: SelectedFiles, paths: set[str], *, includes_vectors: bool) -> None:
+    async def _refuse_matching(self, deletes: SelectedFiles, paths: set[str], *, includes_all_deletes: bool) -> None:
         """Refuse the change if one of `deletes` applies to a data file at one of the paths.
 
         Args:
-            includes_vectors: Whether deletion vectors and equality deletes count. Position delete files always count,
-                because a new deletion vector would hide them.
             deletes: Delete files that other commits have added.
             paths: The paths of data files.
+            includes_all_deletes: Whether deletion vectors and equality deletes count. Position delete files always
+                count, because a new deletion vector would hide them.
+
+        Raises:
+            Collision: A delete file applies to one of the data files.
         """
         if not paths or not deletes.selection.count():
             return
         (view, entry_ids), _ = await self._find_live_files(paths)
         joined_view = TableView(view.manifests, view.blocks, deletes.view.manifests, deletes.view.blocks)
-        find = partial(self._find_pairs, joined_view, entry_ids, deletes, includes_vectors=includes_vectors)
+        find = partial(self._find_pairs, joined_view, entry_ids, deletes, includes_all_deletes=includes_all_deletes)
         pairs = await run_by_count(joined_view.file_count + joined_view.delete_file_count, find)
         matching_pair = await find_first_match(self._files, joined_view, self._metadata, pairs)
         if matching_pair is not None:
@@ -300,7 +317,7 @@ class ConflictCheck:
             )
 
     def _find_pairs(
-        self, joined_view: TableView, entry_ids: Longs, deletes: SelectedFiles, *, includes_vectors: bool
+        self, joined_view: TableView, entry_ids: Longs, deletes: SelectedFiles, *, includes_all_deletes: bool
     ) -> list[tuple[int, int]]:
         """Return pairs of a data file and a delete file that applies to it.
 
@@ -308,7 +325,7 @@ class ConflictCheck:
             joined_view: A view of the data files and the delete files.
             entry_ids: The entry ids of the data files.
             deletes: The delete files.
-            includes_vectors: Whether deletion vectors and equality deletes count, in addition to position delete files.
+            includes_all_deletes: Whether deletion vectors and equality deletes count, besides position delete files.
 
         Returns:
             The entry id of the data file, and the position of the delete file among the view's delete files.
@@ -319,13 +336,17 @@ class ConflictCheck:
             (entry_id, delete)
             for entry_id, deletes_of_file in zip(entry_ids.tolist(), index.find_deletes(entry_ids), strict=True)
             for delete in sorted(selected_deletes.intersection(deletes_of_file))
-            if includes_vectors or _is_position_delete_file(joined_view, delete)
+            if includes_all_deletes or _is_position_delete_file(joined_view, delete)
         ]
 
     async def _check_unnamed(self, history: History) -> None:
-        """Refuse the change if its position deletes name no data file, and may apply to a removed data file."""
-        unnamed_deletes = await run_by_count(len(self._change.deletes), self._list_unnamed_deletes)
-        if not unnamed_deletes:
+        """Refuse the change if its position deletes name no data file, and may apply to a removed data file.
+
+        Raises:
+            Collision: A position delete may apply to a removed data file, or the removed files are unknown.
+        """
+        deletes_without_data_file = await run_by_count(len(self._change.deletes), self._list_deletes_without_data_file)
+        if not deletes_without_data_file:
             return
         for removed in await history.find_removed(deletes=False, replaced=True):
             if removed.files is None:
@@ -334,7 +355,9 @@ class ConflictCheck:
                     f"The parent of snapshot {removed.snapshot.snapshot_id} has expired, so its removals are unknown; "
                     "compute the change again from the current snapshot",
                 )
-            file_and_path = await asyncio.to_thread(self._find_possible_delete, unnamed_deletes, removed.files)
+            file_and_path = await asyncio.to_thread(
+                self._find_possible_delete, deletes_without_data_file, removed.files
+            )
             if file_and_path is not None:
                 file, path = file_and_path
                 raise Collision(
@@ -344,12 +367,15 @@ class ConflictCheck:
                 )
 
     def _find_possible_delete(
-        self, unnamed_deletes: Sequence[ContentFile], removed: SelectedFiles
+        self, deletes_without_data_file: Sequence[ContentFile], removed: SelectedFiles
     ) -> tuple[ContentFile, bytes] | None:
         """Return a position delete file and the path of a removed data file to which it may apply, or None.
 
-        Files are compared by partition, and by the bounds of the paths in the delete file. After too many comparisons,
-        every removed file counts as affected.
+        `deletes_without_data_file` are position delete files that do not name their data file, so they may apply to
+        several data files.
+
+        Files are compared by partition, and by the bounds of the paths in the delete file. After a maximum number of
+        comparisons, every removed file counts as affected.
         """
         removed_files = find_files_at(removed.view, removed.selection.list_entry_ids())
         groups = group_by_partition(removed_files)
@@ -360,7 +386,7 @@ class ConflictCheck:
                 paths_by_group[number].append(path)
         for paths_of_group in paths_by_group:
             paths_of_group.sort()
-        for file in unnamed_deletes:
+        for file in deletes_without_data_file:
             target = Targets(self._partitions, [(file.spec_id, file.partition)])
             for partition, paths_of_group in zip(groups.partitions, paths_by_group, strict=True):
                 is_compared = self._partitions.may_compare(1)
@@ -375,6 +401,9 @@ class ConflictCheck:
         An equality delete with a partition applies only to files of the same partition spec. So it would not apply to
         rows that were written with a new spec, for example after a change of the bucket count. Files of compactions are
         checked as well.
+
+        Raises:
+            Collision: There is such a file in a partition of the deletes.
         """
         equality_deletes = await run_by_count(len(self._change.deletes), self._list_partitioned_equality_deletes)
         if not equality_deletes:
@@ -406,6 +435,9 @@ class ConflictCheck:
             history: The snapshots since the read.
             deletes: The delete files that these snapshots added.
             scope: The rows that the change has read or replaces.
+
+        Raises:
+            Collision: Rows were added or removed, or the removed files are unknown.
         """
         added = await history.find_added(deletes=False)
         await self._refuse_in_scope(added, scope, "added rows that the change may have to read", are_data_files=True)
@@ -427,11 +459,11 @@ class ConflictCheck:
         """Check that no file may contain or delete rows of the scope.
 
         Args:
+            files: Files that other commits have added or removed.
+            scope: The rows that the change has read or replaces.
             description: Describes the files in the error message.
             are_data_files: Whether the files are data files. Their column bounds describe the rows that they contain.
                 The bounds of delete files do not.
-            files: Files that other commits have added or removed.
-            scope: The rows that the change has read or replaces.
 
         Raises:
             Collision: A file may contain or delete rows of the scope.
@@ -499,7 +531,10 @@ def _list_referenced_files(change: Change) -> tuple[set[str], set[str]]:
 
 
 def _find_entry_ids(view: TableView, paths: Iterable[str]) -> tuple[Longs, str | None]:
-    """Return the entry ids of the data files at these paths, and the first path that is not in the view, or None."""
+    """Return the entry ids of the data files at these paths, and a path that is not in the view, or None.
+
+    If several paths are missing, the lowest in byte order is returned.
+    """
     searched_paths = {path.encode() for path in paths}
     missing_paths, entry_ids = set(searched_paths), list[int]()
     for number, block in enumerate(view.blocks):

@@ -62,14 +62,14 @@ class HistoryTooLong(Exception):
 def list_later_snapshots(
     metadata: TableMetadata, head: Snapshot | None, read_snapshot_id: int | None, look_back: int
 ) -> list[Snapshot] | None:
-    """Return the snapshots from the head back to the read snapshot, which is not included.
+    """Return the snapshots of a branch from the newest back to the read snapshot, which is not included.
 
-    The result is None if the read snapshot is not an ancestor of the head, or if the ancestors are unknown.
+    The result is None if the read snapshot is not an ancestor of the newest, or if the ancestors are unknown.
 
     Args:
-        read_snapshot_id: The read snapshot, or None if an empty table was read.
         metadata: The table's metadata.
-        head: The head of the branch.
+        head: The newest snapshot of the branch, or None if the branch is empty.
+        read_snapshot_id: The read snapshot, or None if an empty table was read.
         look_back: The maximum number of snapshots.
 
     Raises:
@@ -137,7 +137,8 @@ class History:
     async def find_removed(self, *, deletes: bool, replaced: bool) -> list[RemovedFiles]:
         """Return the data files or delete files that the snapshots have removed.
 
-        Snapshots that only append, and snapshots without a parent, have removed nothing.
+        Snapshots that only append, and snapshots without a parent, have removed nothing. If the parent of a snapshot
+        has expired, the files of its item are None.
 
         Args:
             deletes: Whether to return delete files instead of data files.

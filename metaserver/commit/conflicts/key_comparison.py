@@ -90,8 +90,8 @@ def _select_deletes(added: SelectedFiles, bound: Expression) -> tuple[FileSelect
     """Select delete files by their bounds.
 
     Returns:
-        All delete files, except equality deletes whose bounds exclude every row of the scope, and the selected equality
-        deletes whose keys must be compared.
+        Two values. The first is all delete files, except the equality deletes whose bounds exclude all rows for which
+        `bound` is true. The second is the remaining equality deletes whose keys must be compared.
     """
     selection = added.selection.copy()
     compared_files: list[_File] = []

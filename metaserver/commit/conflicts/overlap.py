@@ -121,6 +121,7 @@ class Targets:
         """Prepare the comparison.
 
         Args:
+            partitions: Compares partitions of different specs of the table.
             targets: Pairs of a spec id and the partition values.
 
         Raises:
@@ -137,7 +138,10 @@ class Targets:
         return any(self._compare_partitions(partition, _may_overlap, default=True))
 
     def contain(self, partition: PartitionTuple) -> bool:
-        """Return True only if one target contains every row of the partition."""
+        """Return True only if a single partition of this object contains every row of `partition`.
+
+        If the partitions cannot be compared, the result is False.
+        """
         has_all_field_ids = self._partitions.has_all_field_ids
         return any(self._compare_partitions(partition, _implies_all, has_all_field_ids, default=False))
 

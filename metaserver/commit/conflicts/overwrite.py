@@ -44,7 +44,7 @@ from seamark.metaserver.planner.view.view import TableView
 async def find_replaced_files(
     planner: Planner, metadata: TableMetadata, head: Snapshot | None, scope: ReadScope
 ) -> set[Remove]:
-    """Return the data files of the head that are in the scope.
+    """Return the data files of a branch's last snapshot that are in the scope.
 
     A filter is planned twice: a file that is in the plan of the filter, and not in the plan of its negation, has only
     matching rows.
@@ -52,11 +52,13 @@ async def find_replaced_files(
     Args:
         planner: Plans the filter.
         metadata: The table's metadata.
-        head: The head of the branch, or None for an empty table.
+        head: The last snapshot of the branch, or None for an empty table.
         scope: The filter or the partitions of the files to replace.
 
     Raises:
-        BadRequest: A file is only partly in the scope. The message names the file.
+        BadRequest: A file may be only partly in the scope. The message names the file.
+        RetryLater: Planning the filter exceeded its time limit, so it is unknown whether a file is only partly in the
+            scope.
     """
     if head is None:
         return set()
@@ -129,6 +131,10 @@ def negate_bound_expression(expression: Expression, metadata: TableMetadata) -> 
 
 
 def _negate_predicate(predicate: Bound, metadata: TableMetadata) -> Expression:
+    """Return a condition that every row satisfies for which the predicate is not true.
+
+    The predicate and its opposite may both be false or unknown for NaN and null, so terms for these values are added.
+    """
     opposite = OPPOSITE[predicate.op]
     negation = Bound(
         opposite,

@@ -39,7 +39,7 @@ async def check_row_counts(
 
     Args:
         manifests: Reads the manifests.
-        manifest_files: The manifests of the head.
+        manifest_files: The manifests of the newest snapshot of the branch.
         change: The change.
         to_remove: The files that the change removes.
 
@@ -84,7 +84,7 @@ class _Counts(NamedTuple):
 
 
 def _count_rows(change: Change, to_remove: FilesToRemove) -> _Counts | None:
-    """Return the row counts of the change, or None if one of them is unknown.
+    """Return the row counts of the change, or None if the row count of a removed data file is unknown.
 
     A negative count represents an unknown count.
     """
@@ -122,7 +122,7 @@ def _count_rows_of_applicable_deletes(blocks: Sequence[Block], to_remove: FilesT
     so all its rows count.
 
     Args:
-        blocks: The live delete files of the head.
+        blocks: The delete files of the newest snapshot of the branch.
         to_remove: The files that the change removes.
     """
     data_paths = {file.file_path.encode() for file in to_remove.files if file.content == DATA}

@@ -35,8 +35,8 @@ class Undo(NamedTuple):
     Attributes:
         added: The files that the snapshot added.
         removed: The entries of the files that the snapshot removed.
-        manifests: If the snapshot rewrote only manifests: the manifests of the head, in which the old manifests replace
-            the new manifests. Otherwise empty.
+        manifests: If the snapshot rewrote only manifests: the manifests of the branch's current snapshot, with the old
+            manifests in place of the manifests that the undone snapshot wrote. Otherwise empty.
     """
 
     added: frozenset[Remove]
@@ -73,7 +73,7 @@ async def compute_undo(manifests: Manifests, metadata: TableMetadata, head: Snap
     Args:
         manifests: Reads manifests.
         metadata: The table's metadata.
-        head: The head of the branch.
+        head: The current snapshot of the branch, or None if the branch has no snapshot.
         snapshot_id: The snapshot to undo.
 
     Raises:
@@ -107,7 +107,11 @@ async def compute_undo(manifests: Manifests, metadata: TableMetadata, head: Snap
 def _find_snapshots(metadata: TableMetadata, head: Snapshot | None, snapshot_id: int) -> tuple[Snapshot, Snapshot]:
     """Return the snapshot to undo and its parent.
 
-    The snapshot must be in the history of the head, must have changed no rows, and its parent must still exist.
+    The snapshot must be in the history of `head`, the current snapshot of the branch. It must have changed no rows, and
+    its parent must still exist.
+
+    Raises:
+        BadRequest: The snapshot does not meet these conditions, or its rows would get other row ids.
     """
     snapshot = head
     while snapshot is not None and snapshot.snapshot_id != snapshot_id:
@@ -137,10 +141,16 @@ def _find_snapshots(metadata: TableMetadata, head: Snapshot | None, snapshot_id:
 async def _restore_manifests(
     manifests: Manifests, metadata: TableMetadata, snapshots: tuple[Snapshot, Snapshot, Snapshot]
 ) -> tuple[ManifestFile, ...]:
-    """Return the manifests of the head, with the old manifests in place of the manifests of the undone snapshot.
+    """Return the current manifests of a branch, with the old manifests in place of those of the undone snapshot.
 
     Args:
-        snapshots: The parent of the undone snapshot, the undone snapshot, and the head.
+        manifests: Reads manifests.
+        metadata: The table's metadata.
+        snapshots: The parent of the undone snapshot, the undone snapshot, and the current snapshot of the branch.
+
+    Raises:
+        BadRequest: The undone snapshot changed no manifests, or the restored rows would get other row ids.
+        Collision: A later commit replaced a manifest that the undone snapshot had written.
     """
     parent_manifests, undone_manifests, head_manifests = [
         drop_dead_manifests(await manifests.read_list(snapshot)) for snapshot in snapshots
@@ -207,6 +217,9 @@ def _check_removed(
         removed_entries: The entries that later commits have removed.
         added_files: The files that the snapshot added.
         restored_paths: The paths of the files that the undo restores.
+
+    Raises:
+        Collision: A later commit has removed such a file.
     """
     keys = set(added_files)
     for entry in removed_entries:
@@ -227,6 +240,9 @@ def _check_new(new_entries: Sequence[ManifestEntry], added_paths: set[str], remo
         new_entries: The entries that later commits have added.
         added_paths: The paths of the files that the snapshot added.
         removed_files: The files that the snapshot removed.
+
+    Raises:
+        Collision: A later commit has added such a file.
     """
     keys, paths = set(removed_files), sorted(path.encode() for path in added_paths)
     for entry in new_entries:

@@ -41,7 +41,8 @@ class FilesReadOnce:
         self._missing: set[str] = set()
 
     async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
-        """Return the content of the file.
+        """Return the content of the file. A file that was read before is returned from memory, without a check of
+        `limit_bytes`.
 
         Raises:
             ObjectMissing: The file does not exist.
@@ -114,5 +115,5 @@ class CommitManifests:
 
 
 def open_published_manifests(context: CatalogContext) -> Manifests:
-    """Return the reader of published manifests that all commits of engines share."""
+    """Create the reader of published manifests, which all commits of engines share."""
     return Manifests.from_settings(context.objects, context.settings, _MEMORY_DIVISOR)

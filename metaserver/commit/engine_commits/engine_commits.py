@@ -226,7 +226,8 @@ class EngineCommits:
         Args:
             caller: The principal that commits.
             changes: The updates and requirements of each table.
-            is_single: Whether the answer to a repeated request is the table, instead of an empty 204.
+            is_single: Whether the request commits one table, not a transaction. The answer to a repeated request is
+                then the table. The answer to a repeated transaction is an empty 204.
             fresh_snapshot: The snapshot with uncommitted rows of a stream on which the change is based, or None.
             fences: The checks of leases that the transaction of the commit contains.
             examined: The tables whose streams were prepared for the commit, by name.
@@ -269,11 +270,15 @@ class EngineCommits:
     async def _commit_locked(self, commit: _Commit, names: Sequence[tuple[NamespacePath, str]]) -> list[LoadedTable]:
         """Commit while holding the locks of the tables.
 
-        A refused commit counts for the priority of its writer, and a commit of a snapshot ends the priority.
+        If the same commit was already applied, the result is its first outcome. Refused commits of snapshots are
+        counted: after several of them, the engine gets priority. A successful commit of a snapshot ends the priority.
 
         Args:
             commit: The commit.
             names: The full names of its tables.
+
+        Raises:
+            CommitConflict: The commit is refused.
         """
         caller, tables = commit.caller, commit.tables
         async with self.publisher.lock_all(names):
@@ -294,8 +299,8 @@ class EngineCommits:
     async def _preload(self, commit: _Commit, table: TableCommit) -> None:
         """Read the new manifests while another commit holds the lock, if a rebase would need them.
 
-        A rebase moves a refused snapshot onto the new head. If the table does not allow rebases, the manifests are not
-        read, because the server will probably refuse this commit after the other commit.
+        A rebase moves a refused snapshot onto the new current snapshot. If the table does not allow rebases, the
+        manifests are not read, because the server will probably refuse this commit after the other commit.
         """
         with contextlib.suppress(SeamarkError):
             entry, base = await self._load_base(table)
@@ -332,7 +337,7 @@ class EngineCommits:
                 raise
 
     async def _record_refusal(self, caller: Caller, table: TableCommit) -> None:
-        """Count the refusal of an engine's commit. After several refusals, the engine gets priority."""
+        """Count the refusal of an engine's commit of a snapshot. After several refusals, the engine gets priority."""
         priority = self.publisher.engine_priority
         if priority is None or not table.added_snapshots:
             return
@@ -483,7 +488,11 @@ class EngineCommits:
     async def _rebase(
         self, commit: _Commit, table: TableCommit, entry: Entry | None, base: TableMetadata | None
     ) -> RevisedUpdates | None:
-        """Rebase a refused snapshot onto the new head, or return None if this is impossible (`rebase.py`)."""
+        """Rebase a refused snapshot onto the new current snapshot, or return None if this is impossible (`rebase.py`).
+
+        Raises:
+            AlreadyCommitted: The same commit was already applied.
+        """
         snapshot_commit = find_snapshot_commit(base, table) if base is not None else None
         if base is None or snapshot_commit is None:
             return None
@@ -509,6 +518,7 @@ class EngineCommits:
 
         Raises:
             AlreadyCommitted: The commit was already applied. The error contains the outcome.
+            CommitUnknown: The commit was already applied, but the name no longer refers to the same table.
         """
         if commit.fingerprint is None:
             return
@@ -526,7 +536,9 @@ class EngineCommits:
                 raise AlreadyCommitted([await self._load_outcome(table, instant)] if commit.is_single else [])
 
     async def _load_outcome(self, table: TableCommit, instant: Instant) -> LoadedTable:
-        """Return the table in the state that the first commit produced.
+        """Return the table in the state that the first request with this commit produced.
+
+        The current request repeats that commit, whose answer the client did not receive.
 
         Raises:
             CommitUnknown: The name no longer refers to the same table.
@@ -581,9 +593,9 @@ def _parse_changes(changes: Sequence[TableChange]) -> tuple[list[TableCommit], s
 def compute_fingerprint(changes: Sequence[TableChange]) -> str:
     """Return a hash that identifies a commit which adds a snapshot, because such a commit can be applied only once.
 
-    Snapshot ids are unique, so two commits with the same content are one commit. The hash covers the JSON as the client
-    sent it, including fields that the specification does not define. The case of the action names does not matter. For
-    one table, the name is left out, because the table may be renamed before a repeat.
+    Snapshot ids are unique, so two commits with the same content are one commit. The hash covers the JSON of the
+    updates as the client sent it, including fields that the specification does not define. The case of the action names
+    does not matter. For one table, the name is left out, because the table may be renamed before a repeat.
     """
     updates = [[_lower_action(update) for update in change.updates] for change in changes]
     content: Any = updates[0]

@@ -64,6 +64,9 @@ async def read_lost_vectors(
         candidates: The result of `select_candidates`.
         live_paths: The data files of the candidates that are live in the new snapshot.
         metadata: The metadata of the table.
+
+    Raises:
+        Corrupt: A manifest cannot be decoded.
     """
     lost_keys = {make_file_key(entry.file) for entry in candidates if entry.file.referenced_data_file in live_paths}
     delete_manifests = [manifest for manifest in drop_dead_manifests(parent_manifests) if manifest.content != DATA]

@@ -172,9 +172,9 @@ class _Correction:
         manifests: ManifestReaders,
         folder: str,
         metadata: TableMetadata,
-        new_ids: Collection[int],
+        new_snapshot_ids: Collection[int],
     ) -> None:
-        self._new_ids = new_ids
+        self._new_snapshot_ids = new_snapshot_ids
         self._clock = clock
         self._published = manifests.published
         self._own_manifests = manifests.own
@@ -184,7 +184,9 @@ class _Correction:
     async def keep_shared_puffins(
         self, snapshot: Snapshot, parent: Snapshot | None, manifest_files: Sequence[ManifestFile] | None
     ) -> Files:
-        """Remove DELETED marks of deletion vectors whose Puffin file has other live vectors, and keep lost vectors.
+        """Remove the entries with the status DELETED of deletion vectors whose Puffin file has other live vectors.
+
+        Deletion vectors that the engine removed by mistake, although their data files are live, are kept as well.
 
         Args:
             snapshot: The new snapshot.
@@ -227,7 +229,8 @@ class _Correction:
 
     def _is_only_append(self, snapshot: Snapshot) -> bool:
         """Return whether the commit only appends, so that none of its manifests removes or deletes anything."""
-        return len(self._new_ids) == 1 and snapshot.build_summary_map().get("operation") == APPEND
+        # With several new snapshots, the snapshot also lists manifests of the others, which may remove or delete files.
+        return len(self._new_snapshot_ids) == 1 and snapshot.build_summary_map().get("operation") == APPEND
 
     async def _find_lost_vectors(
         self,
@@ -271,7 +274,7 @@ class _Correction:
         for manifest in manifest_files:
             if (
                 manifest.content != DATA
-                and manifest.added_snapshot_id in self._new_ids
+                and manifest.added_snapshot_id in self._new_snapshot_ids
                 and manifest.deleted_files_count != 0
                 and manifest.key_metadata is None
                 and can_encode_partitions(self._metadata, manifest.partition_spec_id)
@@ -304,6 +307,8 @@ class _Correction:
             if len(remaining) == len(marks):
                 manifests.append(manifest)
                 continue
+            # Without the number of the manifest, an entry that inherits it differs from an entry with its own number.
+            # `_inherit_numbers` keeps this difference in the new manifest.
             manifest_without_number = structs.replace(manifest, sequence_number=_UNASSIGNED)
             entries = [
                 _inherit_numbers(entry)
@@ -330,7 +335,8 @@ class _Correction:
     ) -> Files:
         """Give the deletes of the snapshot the partitions of the data files to which they apply.
 
-        With one partition spec, and in an append, no delete can have the spec of other files.
+        Nothing is corrected in two cases. If the table has one partition spec, all deletes have it. If the commit only
+        appends, it has no deletes.
 
         Args:
             snapshot: The new snapshot.
@@ -360,7 +366,7 @@ class _Correction:
         except RetryLater:
             raise
         except (SeamarkError, ValueError):
-            # After a refusal, the engine could not repair a file that the server cannot read.
+            # The server cannot read a file. A refusal would not help, because the engine cannot repair the file.
             return []
 
     async def _assign_partitions(
@@ -370,7 +376,7 @@ class _Correction:
 
         A manifest whose spec differs from the manifest list is also written again, even if its entries are correct.
         """
-        new_manifests = _select_new(manifest_files, self._new_ids)
+        new_manifests = _select_new(manifest_files, self._new_snapshot_ids)
         entries_by_manifest: dict[str, list[ManifestEntry]] = {}
         contradictory_paths: set[str] = set()
         for manifest in new_manifests:
@@ -454,7 +460,9 @@ class _Correction:
         try:
             manifest_files = await self._own_manifests.read_list(snapshot)
             find_type = DeclaredTypes(self._metadata)
-            paths_to_correct = await self._find_wrong_metrics(_select_new(manifest_files, self._new_ids), find_type)
+            paths_to_correct = await self._find_wrong_metrics(
+                _select_new(manifest_files, self._new_snapshot_ids), find_type
+            )
             return (
                 await self._write_corrected(snapshot, manifest_files, paths_to_correct, find_type)
                 if paths_to_correct

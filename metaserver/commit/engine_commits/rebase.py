@@ -1,4 +1,4 @@
-"""Rebases a snapshot of an engine from an older parent onto the current head of the branch.
+"""Rebases a snapshot of an engine from an older parent onto the head of the branch, which is its newest snapshot.
 
 A rebase is a three-way merge of manifest lists. The client has added the manifests that its snapshot has and its parent
 does not have, and has dropped the manifests that its parent has and its snapshot does not have. The result is the list
@@ -108,7 +108,7 @@ def find_snapshot_commit(base: TableMetadata, table: TableCommit) -> SnapshotCom
     """Return the snapshot of a commit, and its branch, if a rebase could move the snapshot.
 
     The result is None unless the commit adds exactly one snapshot to a branch, and all its requirements hold, except
-    the requirement on the head of the branch. A rebase replaces this head.
+    the requirement on the newest snapshot of the branch. The rebased snapshot follows that snapshot instead.
     """
     by_action = {update.action: update for update in table.updates}
     snapshot_update, ref_update = by_action.get(AddSnapshot.action), by_action.get(SetSnapshotRef.action)
@@ -226,7 +226,7 @@ class _Lists(msgspec.Struct, frozen=True):
     Attributes:
         parent: The manifests of the parent of the client's snapshot.
         own: The manifests of the client's snapshot.
-        head: The manifests of the head.
+        head: The manifests of the newest snapshot of the branch.
     """
 
     parent: dict[str, ManifestFile]
@@ -241,7 +241,7 @@ class _Lists(msgspec.Struct, frozen=True):
     def dropped(self) -> list[ManifestFile]:
         """The manifests that the client's snapshot no longer lists.
 
-        Manifests without live files are left out, because engines drop them without a merge.
+        Manifests that list only removed files are left out, because engines drop them without a merge.
         """
         manifests = [manifest for path, manifest in self.parent.items() if path not in self.own]
         return [
@@ -250,7 +250,7 @@ class _Lists(msgspec.Struct, frozen=True):
 
 
 class _Rebase:
-    """Moves one snapshot of a client onto the current head of its branch."""
+    """Moves one snapshot of a client onto the head of its branch, which is the newest snapshot of the branch."""
 
     def __init__(
         self,
@@ -274,7 +274,8 @@ class _Rebase:
             fresh_snapshot: The fresh snapshot of a stream on which the client's snapshot is based, or None.
 
         Raises:
-            CannotRebase: The snapshot or the head of the branch has an unsupported form.
+            CannotRebase: The branch does not exist, the format version has no sequence numbers, or the table cannot
+                contain the snapshot.
         """
         snapshot = commit.snapshot
         ref = base.refs.get(commit.branch)
@@ -297,9 +298,10 @@ class _Rebase:
         self._writer = SnapshotWriter(self._files, context.clock, own_manifests, folder, snapshot.snapshot_id)
 
     async def move_onto_head(self) -> RevisedUpdates:
-        """Move an append onto the head. The result lists the client's new manifests and the manifests of the head.
+        """Move an append onto the head, which is the current snapshot of the branch.
 
-        If the client has merged old manifests into a new manifest, the new manifest replaces those of the head.
+        The result lists the client's new manifests and the manifests of the head. If the client has merged old
+        manifests into a new manifest, the result lists the new manifest instead of the old manifests.
         """
         lists = await self._read_lists()
         self._check_added(lists)
@@ -308,9 +310,9 @@ class _Rebase:
         return await self._write_list([*own_manifests, *unmerged_manifests], len(unmerged_manifests))
 
     def list_newer_snapshots(self) -> list[Snapshot] | None:
-        """Return the snapshots between the client's parent and the head, the newest first.
+        """Return the snapshots of the branch after the parent of the client's snapshot, the newest first.
 
-        The result is None if the parent is not in the history of the head.
+        The result is None if the parent is not in the history of the branch, or if there is no parent.
         """
         newer_snapshots: list[Snapshot] = []
         snapshot: Snapshot | None = self._head
@@ -330,22 +332,27 @@ class _Rebase:
         rewritten. The rewritten manifests of this kind are then not used: the result lists the parent's manifests of
         this kind instead.
         """
+        # `lists.added` has the manifests that only the client's snapshot lists, not its parent. `lists.dropped` has
+        # those that only its parent lists. Renumbering gives a manifest new sequence numbers and row ids.
         lists = await self._read_lists()
         self._check_can_renumber(lists)
         dropped_paths = {manifest.manifest_path for manifest in lists.dropped}
-        touched_kinds = {_get_kind(manifest) for manifest in lists.dropped if manifest.manifest_path not in lists.head}
-        untouched_manifests = [
+        # The kinds of the manifests that the client has replaced, and that the rewrites have replaced as well.
+        kinds_replaced_twice = {
+            _get_kind(manifest) for manifest in lists.dropped if manifest.manifest_path not in lists.head
+        }
+        kept_manifests = [
             manifest
             for path, manifest in lists.head.items()
-            if path not in dropped_paths and (path in lists.parent or _get_kind(manifest) not in touched_kinds)
+            if path not in dropped_paths and (path in lists.parent or _get_kind(manifest) not in kinds_replaced_twice)
         ]
-        untouched_manifests += [
+        kept_manifests += [
             manifest
             for path, manifest in lists.parent.items()
-            if path in lists.own and path not in lists.head and _get_kind(manifest) in touched_kinds
+            if path in lists.own and path not in lists.head and _get_kind(manifest) in kinds_replaced_twice
         ]
         renumbered_manifests = [self._renumber(manifest) for manifest in lists.added]
-        return await self._write_list([*renumbered_manifests, *untouched_manifests], len(untouched_manifests))
+        return await self._write_list([*renumbered_manifests, *kept_manifests], len(kept_manifests))
 
     async def undo_replacements(self, undone: Sequence[Snapshot]) -> RevisedUpdates:
         """Undo snapshots that only replace files by files with the same rows.
@@ -354,9 +361,9 @@ class _Rebase:
         expired, so its files exist.
 
         The undone snapshots leave the history of the branch, as after a rollback, for two reasons. Iceberg's
-        incremental clean-up in engines deletes the files that a snapshot in the history has removed, but the old files
-        are live again. And an engine that has deleted rows of the new files by position would not notice that the new
-        files were removed, because no snapshot in the history records their removal.
+        incremental clean-up in engines deletes the files that a snapshot in the history has removed, but the table has
+        the old files again. And an engine that has deleted rows of the new files by position would not notice that the
+        new files were removed, because no snapshot in the history records their removal.
         """
         lists = await self._read_lists()
         self._check_can_renumber(lists)
@@ -371,7 +378,7 @@ class _Rebase:
         """Check that the client's new manifests can get new sequence numbers and row ids.
 
         They must have the id and the sequence number of the client's snapshot and a partition spec of the table. They
-        must not be encrypted, or be in the head already. All rows of the parent must have row ids.
+        must not be encrypted, and the branch must not list them yet. All rows of the parent must have row ids.
 
         Raises:
             CannotRebase: A check fails.
@@ -407,7 +414,7 @@ class _Rebase:
         Args:
             manifests: The manifests to list.
             others_count: The number of listed manifests that the client did not write.
-            parent: The snapshot to whose files the client's change is applied. None means the head.
+            parent: The snapshot to whose files the client's change is applied. None means the newest of the branch.
             undone: The snapshots after `parent` that leave the history.
         """
         parent = parent or self._head
@@ -428,7 +435,9 @@ class _Rebase:
         return RevisedUpdates(updates, tuple(self._files.files), manifest_files)
 
     async def _read_lists(self) -> _Lists:
-        """Read the manifest lists of the client's snapshot, its parent, and the head.
+        """Read the manifest lists of the client's snapshot, its parent, and the newest snapshot of the branch.
+
+        The parent may be a fresh snapshot of a stream table, which no metadata file contains.
 
         Raises:
             CannotRebase: The parent of the client's snapshot has expired.
@@ -448,9 +457,9 @@ class _Rebase:
         return _Lists(parent_manifests, snapshot_manifests, head_manifests)
 
     def _check_added(self, lists: _Lists) -> None:
-        """Check that the added manifests contain only data files that this snapshot adds.
+        """Check that the added manifests contain no deletes, and that their numbers of added files match the summary.
 
-        The number of these files must be the number in the summary.
+        They may also contain files of the parent, because the client may have merged manifests of data files.
 
         Raises:
             CannotRebase: A check fails.
@@ -481,9 +490,10 @@ class _Rebase:
     async def _select_own_manifests(self, lists: _Lists) -> tuple[list[ManifestFile], set[str]]:
         """Return the manifests that list the client's added files.
 
-        If the client has merged manifests of its parent that another commit has merged since, the client's merge is
-        undone: its added files get a new manifest, and the head's manifests keep the merged files. The merge is also
-        undone if the merged rows have received row ids since.
+        The client may have merged manifests of its parent into a new manifest. If another commit has replaced one of
+        these manifests since, the merge is undone: a new manifest lists only the client's added files. The merged files
+        stay in the manifests of the head, which is the current snapshot of the branch. The merge is also undone if the
+        merged rows have received row ids since.
 
         Returns:
             The manifests with the client's added files, and the paths of the manifests of the head that they replace.
@@ -563,7 +573,7 @@ class _Rebase:
         self, parent: Snapshot, manifest_list: str, summary: dict[str, str], added_rows: int
     ) -> tuple[Update, ...]:
         snapshot = self._commit.snapshot
-        # After a rollback of the branch, the last entry of the snapshot log is later than the head.
+        # After a rollback of the branch, the last entry of the snapshot log is later than the branch's newest snapshot.
         logged_ms = [entry.timestamp_ms for entry in self._base.snapshot_log[-1:]]
         rebased_snapshot = structs.replace(
             snapshot,
@@ -583,8 +593,10 @@ class _Rebase:
 
 
 async def _read_list(manifests: Manifests, snapshot: Snapshot | SnapshotInput) -> dict[str, ManifestFile]:
-    if snapshot.manifest_list is None or snapshot.key_id is not None:
+    if snapshot.manifest_list is None:
         raise CannotRebase("a snapshot has no manifest list")
+    if snapshot.key_id is not None:
+        raise CannotRebase("the manifest list of a snapshot is encrypted")
     manifest_files = await manifests.read_list_at(snapshot.manifest_list)
     manifest_by_path = {manifest.manifest_path: manifest for manifest in manifest_files}
     if len(manifest_by_path) != len(manifest_files):
@@ -637,13 +649,14 @@ def _count_identities(entries: Iterable[ManifestEntry]) -> Counter[tuple[Any, ..
 
 
 def rebase_summary(summary: Mapping[str, str], head: Mapping[str, str], manifests_kept: int) -> dict[str, str]:
-    """Return the client's summary with totals that are computed from the head's totals.
+    """Return the client's summary with totals that are computed from the totals of the branch's newest snapshot.
 
-    A total that the head does not have, or that is not a number, is removed. The number of kept manifests is set again.
+    A total that this snapshot does not have, or that is not a number, is removed. The number of kept manifests is set
+    again.
 
     Args:
         summary: The client's summary.
-        head: The summary of the head.
+        head: The summary of the newest snapshot of the branch.
         manifests_kept: The number of listed manifests that the client did not write.
     """
     rebased_summary = dict(summary)

@@ -23,8 +23,8 @@ _CHECKED_SNAPSHOTS_MAX = 1_000
 async def check_removed_specs(readers: ManifestReaders, base: TableMetadata, metadata: TableMetadata) -> None:
     """Check that no snapshot of the new metadata has files of a spec that the commit removes.
 
-    The newest snapshots and the heads of all references are checked. Manifest lists that are missing, damaged or in the
-    location of another table are skipped.
+    The newest snapshots, and the snapshots of all branches and tags, are checked. Manifest lists that are missing,
+    damaged or in the location of another table are skipped.
 
     Raises:
         CommitConflict: A snapshot has such files.

@@ -141,7 +141,9 @@ class Expiration:
     async def expire(
         self, caller: Caller, namespace: NamespacePath, name: str, request: ExpireSnapshotsRequest
     ) -> ExpirationReport:
-        """Remove the expired snapshots of a table. If the method raises an error, it has removed nothing.
+        """Remove the expired snapshots of a table, and delete the files that become unused.
+
+        After one of the errors below, nothing was removed. After any other error, the snapshots may be removed.
 
         Raises:
             NoSuchTable: The table does not exist.
@@ -186,6 +188,9 @@ class Expiration:
 
         Returns:
             The removal and its instant. The instant is None for a dry run, or if nothing has expired.
+
+        Raises:
+            CommitConflict: Another commit changed the table meanwhile.
         """
         # The first attempts read without the lock, because this may take long.
         if attempt < _LOCKED_FROM:
@@ -291,7 +296,7 @@ class Expiration:
         *,
         repeated_ids: Collection[int] | None = None,
     ) -> UnusedFiles:
-        """Return the files of the table that become unused, or no files if other names share them.
+        """Return the files of the table that become unused.
 
         There are none if the metadata do not change, if the properties forbid the deletion, or if several names share
         the files.
@@ -299,10 +304,10 @@ class Expiration:
         The method neither reads nor returns files of other tables.
 
         Args:
-            repeated_ids: The removed snapshots of an earlier attempt to delete the files, or None in the first attempt.
             uuid: The UUID of the table.
             old_metadata: The metadata before the expiration.
             new_metadata: The metadata after the expiration.
+            repeated_ids: The removed snapshots of an earlier attempt to delete the files, or None in the first attempt.
         """
         if old_metadata is new_metadata or not is_collectable(new_metadata) or await self._is_shared(uuid):
             return UnusedFiles((), (), (), 0)
@@ -325,11 +330,14 @@ class Expiration:
             return await self._publish(caller, removal)
 
     async def _publish(self, caller: Caller, removal: _Removal) -> Instant:
-        """Publish the removal. The caller holds the lock of the table's commits.
+        """Publish the removal, and return its instant. The caller holds the lock of the table's commits.
 
         The instant, which is the record in the timeline, stays in flight until the files are deleted. After a crash,
-        another process continues the deletion. If a plan was created meanwhile on a snapshot to remove, the attempt
-        fails, because the plan refers to its files.
+        another process continues the deletion.
+
+        Raises:
+            CommitConflict: A plan was created meanwhile on a snapshot to remove, so its files are needed. Or another
+                commit changed the table.
         """
         context, entry = self._context, removal.entry
         requested_ms = context.clock.now_ms()
@@ -361,6 +369,8 @@ class Expiration:
         old_metadata = await self._context.documents.table(str(instant.summary[METADATA_BEFORE]))
         entry = await self._load_current(instant)
         new_metadata = await self._context.documents.table(entry.metadata_location)
+        # The instant records which snapshots were removed. An interrupted attempt may have deleted some of their files,
+        # so missing files of these snapshots are not an error.
         unused_files = await self._find_unused_files(
             instant.uuid, old_metadata, new_metadata, repeated_ids=set(instant.summary.get(_REMOVED_IDS, ()))
         )

@@ -172,21 +172,22 @@ class OrphanRemoval:
 
         Raises:
             NoSuchTable: The table does not exist.
-            BadRequest: The table's properties forbid the deletion of files or are invalid, or several names share its
-                files.
+            BadRequest: The table's properties forbid the deletion of files or are invalid, several names share its
+                files, or the clocks of the storage and the server differ.
             Corrupt: A manifest cannot be read.
+            StorageError: The clock of the storage cannot be read.
         """
         async with self._slots:
             entry, metadata = await self._load(namespace, name)
             passed_time = await read_passed_time(self._context.store, self._context.clock)
             policies = await load_policies(self._context.store, namespace)
-            older_than_ms = self._check_age(with_policies(metadata, policies), request, passed_time)
+            older_than_ms = self._choose_time_limit(with_policies(metadata, policies), request, passed_time)
             needed_names = _NeededNames(self._open_checked_manifests(metadata, entry.uuid))
             await needed_names.add(entry, metadata)
             listing = await self._find_orphans(entry, metadata, needed_names, older_than_ms)
-            # The catalog knows which time has passed since it first read the clock. For the time before, the clock may
-            # have been wrong, and only the time of the newest file shows that time has passed. If that file is older
-            # than the first reading, the difference does not count as passed.
+            # The catalog measures time only since it first read the clock. The clock may have been wrong at that
+            # time, so the time between the newest file and the first reading does not count. For example, if the newest
+            # file is from 1 March and the first reading is from 5 March, an orphan must be 4 days older than the limit.
             confirmed_ms = older_than_ms - max(0, passed_time.since_ms - listing.newest_ms)
             confirmed_orphans = [info for info in listing.orphans if info.modified_ms < confirmed_ms]
             uploads = await self._find_uploads(entry, metadata, confirmed_ms)
@@ -213,20 +214,27 @@ class OrphanRemoval:
         if not is_collectable(metadata):
             reason = "gc.enabled of the table is false, so other tables may use its files"
         elif await context.store.count_names(entry.uuid) != 1:
-            reason = "several names, live or dropped, share its UUID and with it its files"
+            reason = "several live or dropped names refer to this table, so they share its files"
         if reason is not None:
             raise BadRequest(f"Cannot remove orphan files of {format_path(namespace, name)}: {reason}")
         return entry, metadata
 
-    def _check_age(self, metadata: TableMetadata, request: RemoveOrphanFilesRequest, passed_time: PassedTime) -> int:
+    def _choose_time_limit(
+        self, metadata: TableMetadata, request: RemoveOrphanFilesRequest, passed_time: PassedTime
+    ) -> int:
+        """Return the time in milliseconds before which an orphan file must have been modified.
+
+        Raises:
+            BadRequest: The requested time is less than a day ago.
+        """
         if request.older_than_ms is None:
             return passed_time.find_time_ago(read_minimum_age_ms(metadata))
         if request.older_than_ms > passed_time.now_ms - AGE_MIN_MS:
             raise BadRequest(
                 f"older-than-ms is {request.older_than_ms}, less than one day before now ({passed_time.now_ms}): "
-                "files that "
-                "a writer is about to commit would be removed; choose an earlier time"
+                "files that a writer is about to commit would be removed; choose an earlier time"
             )
+        # If the clock was set forward, less time has certainly passed than the clock shows.
         return min(request.older_than_ms, passed_time.find_time_ago(AGE_MIN_MS))
 
     def _open_checked_manifests(self, metadata: TableMetadata, uuid: str) -> Manifests:
@@ -242,7 +250,7 @@ class OrphanRemoval:
         and files in former folders of indexes and plans are not orphan files.
 
         Args:
-            entry: The pointer of the table.
+            entry: The catalog entry of the table.
             metadata: The table's metadata.
             needed: The names of the files to which the metadata refer.
             older_than_ms: The time before which an orphan file was modified.
@@ -373,7 +381,7 @@ class OrphanRemoval:
 
         Raises:
             NoSuchTable: The table was dropped or renamed.
-            BadRequest: The files of the table may no longer be deleted.
+            BadRequest: The files of the table may no longer be deleted, or the name now refers to another table.
         """
         current_entry, metadata = await self._load(entry.namespace, entry.name)
         if current_entry.uuid != entry.uuid:
@@ -415,6 +423,7 @@ class _NeededNames:
         later calls, which add few names, as a set.
 
         Raises:
+            Forbidden: The table may not refer to a manifest or manifest list.
             Corrupt: A manifest cannot be read.
             BadRequest: The table exceeds the limits.
         """

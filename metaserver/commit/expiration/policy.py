@@ -55,18 +55,20 @@ class ExpirationPolicy(msgspec.Struct, frozen=True):
         retain_last: int | None = None,
         passed_time: PassedTime | None = None,
     ) -> ExpirationPolicy:
-        """Return the policy. If an argument is None, its value comes from the table's properties.
+        """Return the policy for a table.
 
         Args:
+            metadata: The table's metadata.
+            now_ms: The current time in milliseconds since the epoch.
+            older_than_ms: The time before which a replaced snapshot has expired. If it is None, a property of the table
+                states the age at which a replaced snapshot expires.
+            retain_last: The number of newest snapshots that each branch keeps. If it is None, a property of the table
+                states the number.
             passed_time: Measures ages by the time that has certainly passed, without periods in which the clock may
                 have been set forward. If it is None, ages are measured by the clock.
-            metadata: The table's metadata.
-            now_ms: The current time.
-            older_than_ms: The time before which a replaced snapshot has expired, or None.
-            retain_last: The number of newest snapshots that each branch keeps, or None.
 
         Raises:
-            BadRequest: A value is invalid.
+            BadRequest: `retain_last` is below 1, or a property of the table is invalid.
         """
         properties = metadata.properties
         if older_than_ms is None:
@@ -96,9 +98,13 @@ def find_expired(
     """Return the snapshots and references that the policy removes.
 
     Args:
-        in_use: The ids of snapshots that never expire, such as recently undone snapshots.
+        in_use: The ids of further snapshots that do not expire, such as those of plans. Recently undone snapshots do
+            not expire either.
         passed_time: Measures ages by the time that has certainly passed, without periods in which the clock may have
             been set forward. If it is None, ages are measured by the clock.
+
+    Raises:
+        BadRequest: The branches keep so many snapshots that their history would take too long to read.
     """
     passed_time = passed_time or PassedTime(now_ms, now_ms)
     kept_ids: set[int] = {*in_use, *find_recently_undone(metadata.snapshots, now_ms)}
@@ -151,7 +157,8 @@ def _find_retained(
         BadRequest: More than `READS_MAX` snapshots would have to be read.
     """
     branch_limits = set[tuple[int, int, int]]()
-    """For each branch: the time before which snapshots expire, the minimum number of snapshots, and the head."""
+    """For each branch: the time before which snapshots expire, the minimum number of snapshots, and the id of the
+    newest snapshot."""
     for ref in branches:
         age_ms, min_snapshots = ref.max_snapshot_age_ms, ref.min_snapshots_to_keep
         older_than_ms = policy.older_than_ms if age_ms is None else passed_time.find_time_ago(age_ms)
@@ -184,9 +191,9 @@ def _find_retained(
 
 
 def _walk_history(metadata: TableMetadata, head: int) -> Iterator[tuple[int, int | None]]:
-    """Yield the id of a snapshot and of each of its ancestors, with the time at which its child was committed.
+    """Yield the id of the snapshot `head` and of each of its ancestors, with the time at which its child was committed.
 
-    The time is None for the first snapshot.
+    The time is None for `head`.
     """
     snapshot, replaced_ms = metadata.snapshot(head), None
     visited_ids: set[int] = set()

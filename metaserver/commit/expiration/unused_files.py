@@ -156,6 +156,10 @@ async def _read_manifests(
         snapshots: The snapshots.
         skip_missing: Whether to skip manifest lists that cannot be read, because an earlier deletion may have removed
             them.
+
+    Raises:
+        Corrupt: A manifest list cannot be read, and `skip_missing` is False.
+        BadRequest: There are more than `MANIFESTS_MAX` manifests.
     """
     manifests_by_path: dict[str, ManifestFile] = {}
     for snapshot in snapshots:

@@ -180,7 +180,8 @@ class ManifestRewrite:
     ) -> ManifestReport:
         """Rewrite the manifests of a table.
 
-        If other commits have replaced all old manifests, nothing is changed, and the report counts the conflicts.
+        If other commits have replaced all old manifests, the rewrite is repeated. If this happens in each of
+        REWRITE_ATTEMPTS_MAX attempts, nothing is changed, and the report counts the conflicts.
 
         Raises:
             NoSuchTable: The table does not exist.
@@ -199,7 +200,7 @@ class ManifestRewrite:
     async def _attempt_rewrite(
         self, caller: Caller, namespace: NamespacePath, name: str, request: RewriteManifestsRequest
     ) -> ManifestReport:
-        """Rewrite the manifests of the current snapshot, and commit the result once.
+        """Rewrite the manifests of the current snapshot, and try once to commit the result.
 
         If another commit has replaced manifests of a group in the meantime, the group is skipped.
         """
@@ -254,7 +255,11 @@ class ManifestRewrite:
     async def _choose_groups(
         self, manifests: Manifests, manifest_files: Sequence[ManifestFile], metadata: TableMetadata, min_count: int
     ) -> list[_Group]:
-        """Return the groups of manifests whose rewrite is worth a commit."""
+        """Return the groups of manifests to rewrite, at most one group for each partition spec and content.
+
+        The rewrite of a group is worth a commit, or the group consists of manifests with metrics that some readers
+        cannot use.
+        """
         manifests_by_kind: dict[tuple[int, int], list[ManifestFile]] = {}
         for manifest in manifest_files:
             manifests_by_kind.setdefault((manifest.partition_spec_id, manifest.content), []).append(manifest)
@@ -282,10 +287,10 @@ class ManifestRewrite:
         return groups
 
     async def _find_wrong_metrics(self, members: Sequence[ManifestFile], metadata: TableMetadata) -> list[ManifestFile]:
-        """Return the manifests with metrics that some readers cannot use. At most `_CHECKED_BYTES_MAX` are read.
+        """Return the manifests with metrics that some readers cannot use.
 
-        Manifests with correct metrics are remembered, so that later rewrites read others. Encrypted manifests are
-        skipped.
+        Manifests are read in order, as long as they have at most `_CHECKED_BYTES_MAX` bytes in total. Manifests with
+        correct metrics are remembered, so that later rewrites read others. Encrypted manifests are skipped.
         """
         find_type = DeclaredTypes(metadata)
         wrong_manifests, remaining_bytes = [], _CHECKED_BYTES_MAX
@@ -439,9 +444,9 @@ def _count_fitting_entries(
 def _is_worth_a_commit(group: _Group, min_count: int) -> bool:
     """Return whether the rewrite of the group is worth a commit.
 
-    It is if it leaves far fewer manifests, or if the files of a partition are in far fewer manifests afterwards. For
-    the second condition, pairs of a partition and a manifest that lists its files are counted before and after the
-    rewrite.
+    A rewrite is worth a commit if it replaces at least `min_count` manifests and leaves far fewer manifests. It is also
+    worth a commit if the files of an average partition are in many manifests before the rewrite, and in far fewer
+    manifests afterwards. The second condition counts pairs of a partition and a manifest that lists its files.
     """
     old_count, new_count = len(group.replaced), len(group.chunks)
     if old_count >= min_count and new_count <= REMAINING_MANIFESTS_MAX_FRACTION * old_count:
@@ -456,7 +461,7 @@ async def _write_group(writer: SnapshotWriter, group: _Group, metadata: TableMet
 
 
 def _build_summary(written_groups: Sequence[_WrittenGroup], kept_count: int) -> dict[str, str]:
-    """Return the summary that Iceberg's `rewrite_manifests` writes."""
+    """Return the summary that Iceberg's `rewrite_manifests` writes, with an entry that names Seamark as the writer."""
     created_count = sum(len(group.stored) for group in written_groups)
     replaced_count = sum(len(group.group.replaced) for group in written_groups)
     entries = sum(len(chunk) for group in written_groups for chunk in group.group.chunks)

@@ -29,7 +29,7 @@ from seamark.metaserver.commit.snapshots.snapshot_writer import SnapshotWriter, 
 
 class RewrittenManifests(NamedTuple):
     manifests: tuple[ManifestFile, ...]
-    """The remaining manifests of the parent, in their order."""
+    """The manifests that were written without the removed files, and then the unchanged manifests of the parent."""
     files: tuple[ContentFile, ...]
     """The removed files."""
 
@@ -224,7 +224,7 @@ class ManifestFilter:
         metadata: TableMetadata,
         sequence_number: int,
     ) -> RewrittenManifests:
-        """Return the parent's manifests without the files that `to_remove` lists.
+        """Return the parent's manifests without the files that `to_remove` lists, and the removed files.
 
         The new manifests precede the unchanged manifests.
         """
@@ -310,7 +310,8 @@ class ManifestFilter:
     def _copy_entry(self, entry: ManifestEntry, is_removed: bool) -> ManifestEntry:
         """Return the entry for the new manifest, with explicit sequence numbers.
 
-        Without them, the file would inherit the numbers of the new manifest.
+        Without them, the file would inherit the numbers of the new manifest. The entry of a removed file has the status
+        DELETED and the id of the new snapshot. Another entry has the status EXISTING and keeps its snapshot id.
         """
         return ManifestEntry(
             DELETED if is_removed else EXISTING,

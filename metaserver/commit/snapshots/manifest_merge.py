@@ -38,7 +38,7 @@ class ManifestMerge:
         """Return the manifests of the snapshot, the newest first. Manifests that it adds get `sequence_number`.
 
         Manifests of one content and spec are merged up to the target size. A new manifest with DELETED entries remains,
-        because a merge keeps only live entries.
+        because a merge keeps only live entries. If the property ENABLED is false, all manifests remain.
         """
         if not props.parse_bool(metadata.properties, ENABLED, True):
             return list(manifest_files)

@@ -126,9 +126,9 @@ class Manifests:
         """Open empty caches.
 
         Args:
+            objects: Reads files from the storage.
             budget_bytes: The memory of all caches together.
             limit_bytes: The maximum size of one manifest or manifest list.
-            objects: Reads files from the storage.
         """
         self._objects = objects
         self._limit_bytes = limit_bytes
@@ -170,6 +170,7 @@ class Manifests:
 
         Raises:
             Forbidden: The table may not refer to a file.
+            BadRequest: The snapshot has no manifest list.
             Corrupt: The manifest list cannot be read. The message contains its location.
         """
         if snapshot is None:
@@ -292,6 +293,10 @@ class Manifests:
 
         Args:
             memory: Counts the memory of the change that keeps the blocks, or None.
+
+        Raises:
+            Corrupt: A manifest is damaged, or contradicts its manifest list.
+            BadRequest: The change needs too much memory.
         """
 
         async def read_block(manifest: ManifestFile) -> Block:

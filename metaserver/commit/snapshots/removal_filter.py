@@ -117,6 +117,11 @@ class RemovalFilter:
 
         Returns:
             The same manifest if it has no such mark, or None if no entry remains.
+
+        Raises:
+            BadRequest: A source column of the manifest's partition spec was dropped, so the manifest cannot be
+                rewritten.
+            Corrupt: The manifest is damaged, or its manifest list lacks `added_snapshot_id`.
         """
         removals = await manifests.read_removals(manifest, metadata)
         remaining_removals = await run_by_count(

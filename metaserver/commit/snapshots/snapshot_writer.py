@@ -130,7 +130,7 @@ class SnapshotWriter:
         written_manifest, path_hashes = encode() if is_small else await asyncio.to_thread(encode)
         self._number += 1
         path = f"{self._folder}/{self.commit_id}-m{self._number}.avro"
-        await self._create(path, written_manifest.data, written_manifest.data)
+        await self._create(path, written_manifest.data, content=written_manifest.data)
         self._manifests.remember(path, written_manifest.data, path_hashes)
         return StoredManifest(path, written_manifest)
 
@@ -139,7 +139,8 @@ class SnapshotWriter:
     ) -> list[StoredManifest]:
         """Write the entries to manifests of approximately the target size of the table.
 
-        The size of an entry is estimated from a sample. Few entries become one manifest without an estimate.
+        The size of an entry is estimated from a sample. At most `_SAMPLE_ENTRIES` entries become one manifest without
+        an estimate.
         """
         if len(entries) <= _SAMPLE_ENTRIES:
             return [await self.write_manifest(entries, metadata, spec_id, content)] if entries else []
@@ -169,11 +170,11 @@ class SnapshotWriter:
         """Write the manifest list, and return its location.
 
         Args:
-            of_snapshot_id: The earlier snapshot to which the list belongs, or None for the new snapshot.
             manifests: The manifests to list.
             metadata: The table's metadata.
             parent_id: The id of the parent snapshot, or None.
             sequence: The sequence number of the snapshot.
+            of_snapshot_id: The earlier snapshot to which the list belongs, or None for the new snapshot.
         """
         self._number += 1
         snapshot_id = self.snapshot_id if of_snapshot_id is None else of_snapshot_id
@@ -198,12 +199,20 @@ class SnapshotWriter:
                 raise outcome
 
     async def _create(self, location: str, data: bytes, content: bytes | tuple[ManifestFile, ...]) -> None:
+        """Write a file. If writes are deferred, start the write in a task, unless too many bytes already wait.
+
+        Args:
+            location: The location of the file.
+            data: The bytes of the file.
+            content: What readers of this process get until the write has ended: the bytes of a manifest, or the decoded
+                entries of a manifest list.
+        """
         # Record the file before the write, because a write with an unknown outcome may have created it.
         self.written.append(location)
         if not self._is_deferred or self._waiting_bytes + len(data) > _DEFERRED_BYTES_MAX:
             await self._objects.create(location, data)
             return
-        # Write the file in a task. Until `settle` has waited for it, readers of this process use the held content.
+        # Until `settle` has waited for the task, readers of this process use the held content.
         self._waiting_bytes += len(data)
         self._manifests.hold(location, content)
         write = asyncio.create_task(self._write(location, data))
@@ -225,7 +234,11 @@ async def open_writer(
 ) -> SnapshotWriter:
     """Return a writer for a new snapshot of the table with this UUID.
 
+    Args:
+        is_deferred: See `SnapshotWriter`.
+
     Raises:
+        BadRequest: The table's metadata folder is outside the warehouse.
         Forbidden: The table's metadata folder belongs to another table.
     """
     folder = get_metadata_folder(metadata.location, metadata.properties)

@@ -218,7 +218,7 @@ class ObjectBlocks:
                         write.future.set_result(None)
 
     def close(self) -> None:
-        """Close the tiers after the last write. The method blocks the thread."""
+        """Close the disk tiers. All reads and writes must have ended. The method blocks the thread."""
         for tier in self._tiers:
             tier.close()
 
@@ -232,5 +232,8 @@ def _read_block(tiers: Sequence[DiskTier], key: str) -> memoryview | None:
 
 
 def compute_sketch_key(key: str) -> bytes:
-    """Return the key of a block in the frequency sketch, which all tiers share."""
+    """Return the key under which the frequency sketch counts the reads of a block.
+
+    The sketch estimates how often each block is read. The caches in memory and on disk share it.
+    """
     return make_database_key(key)

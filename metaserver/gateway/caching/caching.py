@@ -319,6 +319,7 @@ class CachingBackend:
 
         Raises:
             RefusedRead: The store refuses the read.
+            RetryLater: The store cannot answer now.
         """
         is_conditional = call.method == "GET" and not _CONDITIONS.isdisjoint(call.headers)
         if is_conditional and await self._records.find(location, owner.holder) is None:
@@ -332,7 +333,9 @@ class CachingBackend:
         return None
 
     async def _open(self, location: str, call: S3Read, owner: Owner) -> ObjectRecord:
-        """Read the record of an object from the store, and return it.
+        """Return the record of an object, which is read from the store unless a trusted record is cached.
+
+        If the store does not answer, an untrusted cached record is also returned if its version has not changed.
 
         If possible, a GET also reads the first blocks that the client needs. Otherwise a HEAD reads only the record.
 
@@ -548,7 +551,10 @@ def _format_date(now_s: int) -> str:
 
 
 def _can_answer_from_cache(call: S3Read) -> bool:
-    """Return whether the cache can answer the read: it has no parameters that only the store supports."""
+    """Return whether the cache can answer the read.
+
+    It can if the object is of a kind that is written once, and the read has no parameters that only the store supports.
+    """
     if find_written_once_kind(call.address.key) is None or not call.address.query.keys() <= {"x-id"}:
         return False
     headers = call.headers

@@ -75,6 +75,8 @@ class Fetch:
     def add(self, data: memoryview) -> list[int]:
         """Add bytes that have arrived, and return the numbers of the blocks that they complete.
 
+        The readers that wait for these bytes continue.
+
         Raises:
             ValueError: The data exceed the end of the fetch.
         """
@@ -286,7 +288,11 @@ class Fetches:
                 record_future.cancel()
 
     async def _receive(self, fetch: Fetch, answer: StoreAnswer, skipped_bytes: int) -> None:
-        """Store the bytes of the answer, except the first `skipped_bytes` bytes."""
+        """Store the bytes of the answer, except the first `skipped_bytes` bytes.
+
+        Raises:
+            RetryLater: The answer ends early.
+        """
         async for piece in answer.pieces:
             data = memoryview(piece)[skipped_bytes:] if skipped_bytes else memoryview(piece)
             skipped_bytes = max(0, skipped_bytes - len(piece))
@@ -377,6 +383,11 @@ class Fetches:
         self._retire(fetch)
 
     def _retire(self, fetch: Fetch) -> None:
+        """Release the memory of a fetch if it has ended and its bytes are no longer needed.
+
+        The bytes are needed while a reader uses them, while they are written to the disk, and for some time after a
+        fetch that no reader has used yet (`_unused_fetches`). `charged` ensures that the memory is released only once.
+        """
         if (
             fetch.done
             and not fetch.readers
@@ -389,7 +400,7 @@ class Fetches:
             self._budget.release(fetch.owner.holder, fetch.size_bytes)
 
     async def close(self) -> None:
-        """Cancel the reads, and wait for the writes to the disk."""
+        """Cancel the reads, retire the unused fetches, and wait for the writes to the disk."""
         for task in self._reads:
             task.cancel()
         await asyncio.gather(*self._reads, return_exceptions=True)
@@ -411,7 +422,7 @@ def check_part(answer: StoreAnswer, record: ObjectRecord, start: int, end: int) 
 
     Raises:
         ChangedObject: The object in the store differs from the record.
-        RefusedRead: The store refuses the read.
+        RefusedRead: The store refuses the read, or returns a different part.
     """
     if answer.status in (404, 412) or (answer.status == 206 and not has_same_content(record, answer.headers)):
         raise ChangedObject

@@ -155,7 +155,7 @@ class RangeReader:
         """
         if start < end and not self._fetches.is_half_used:
             first, last = start // self._blocks.block_bytes, (end - 1) // self._blocks.block_bytes
-            self._start_next(record, first, last, owner)
+            self._start_next_fetch(record, first, last, owner)
 
     async def _load(
         self, record: ObjectRecord, number: int, last: int, owner: Owner
@@ -197,13 +197,24 @@ class RangeReader:
         try:
             async for piece in fetch.iter_pieces(start, min(end, fetch.end)):
                 if is_first and fetch.end < end:
-                    self._start_next(fetch.record, fetch.last + 1, (end - 1) // block_bytes, owner)
+                    self._start_next_fetch(fetch.record, fetch.last + 1, (end - 1) // block_bytes, owner)
                 is_first = False
                 yield piece
         finally:
             self._fetches.release(fetch)
 
-    def _start_next(self, record: ObjectRecord, first: int, last: int, owner: Owner) -> None:
+    def _start_next_fetch(self, record: ObjectRecord, first: int, last: int, owner: Owner) -> None:
+        """Start a fetch of the next blocks that are not in the cache.
+
+        The fetch starts with the first block that is neither in memory, nor in a running fetch, nor probably on the
+        disk. It ends before the next block that is in memory or in a running fetch.
+
+        Args:
+            record: The record of the object.
+            first: The number of the first block that a client may need next.
+            last: The number of the last such block. A fetch has a maximum number of blocks, so it may end earlier.
+            owner: The owner of the cached blocks.
+        """
         last = min(last, first + self._fetches.compute_blocks_max() - 1)
         while first <= last and (
             self._blocks.has_in_memory(record.name, first)
@@ -227,6 +238,11 @@ class RangeReader:
 
         Args:
             started: Whether the client has received bytes of the answer.
+
+        Raises:
+            ChangedObject: The object in the store differs from the record.
+            RefusedRead: The store refuses the read.
+            RetryLater: The store does not send the bytes, even after repeated reads.
         """
         attempts = _ReadAttempts(started)
         while start < end:
@@ -300,7 +316,11 @@ class _ReadAttempts:
         self.started, self._failures = True, 0
 
     async def wait_after(self, error: RetryLater | RefusedRead) -> None:
-        """Wait before the next attempt. After the last attempt, raise the error."""
+        """Wait before the next attempt, or raise the error if there is no further attempt.
+
+        There is none after `_READ_ATTEMPTS_MAX` failures without progress. There is also none if the store refuses the
+        read before the client has received bytes, because the client can then receive the refusal.
+        """
         self._failures += 1
         if self._failures == _READ_ATTEMPTS_MAX or (isinstance(error, RefusedRead) and not self.started):
             raise error

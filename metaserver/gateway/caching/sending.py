@@ -30,7 +30,8 @@ class SendBudget:
         """Compute how many unsent bytes an answer to the principal `holder` may keep. The method charges nothing.
 
         An answer gets a part of the free bytes, so that other answers also get some. The share of one principal limits
-        the answer only while the budget is charged. If no answer has unsent bytes, no other principal needs them.
+        the answer only while the budget is charged. If no answer has unsent bytes, no other principal needs them. The
+        result is at least `STEP_MIN_BYTES`, even without free bytes.
         """
         free_bytes = self._limit_bytes - self.taken_bytes
         if self._bytes_by_holder:
@@ -64,7 +65,7 @@ class AnswerBudget:
 
     @property
     def next_bytes(self) -> int:
-        """The number of bytes that the answer may keep next. Reading it charges nothing."""
+        """The number of unsent bytes that the answer may buffer next. Reading the property reserves none of them."""
         return self._budget.compute_next_bytes(self._holder)
 
     def set_charge(self, size_bytes: int) -> None:

@@ -48,8 +48,21 @@ class CacheTiers:
         disks: tuple[DiskTier | None, DiskTier | None],
         sketch: FrequencySketch,
     ) -> None:
+        """Create the memory tier, and divide the budgets of the settings among the parts of the cache.
+
+        Args:
+            settings: The settings, with the budgets.
+            clock: The clock.
+            store: The store from which missing blocks are read.
+            versions: The versions of objects, which change with each write through the gateway.
+            disks: The disk tier of all other blocks, and the disk tier of pinned blocks: those of metadata and of
+                tables with `seamark.cache.pinned`. A tier is None if its budget is too small.
+            sketch: The approximate numbers of requests for each block, by which a full tier selects its blocks.
+        """
         self.store = HedgedStore(store, clock, percent=settings.gateway_hedged_percent)
         self.whole_bytes = settings.gateway_cache_whole_bytes
+        # One principal may use only this share of each budget. Without logins, all requests have the same principal,
+        # which may use the whole cache.
         share_percent = 100 if settings.auth == "none" else settings.gateway_cache_holder_percent
         memory_bytes = settings.gateway_cache_memory_bytes
         records_bytes = max(_RECORDS_MIN_BYTES, memory_bytes // _RECORDS_BUDGET_DIVISOR)

@@ -60,7 +60,10 @@ def _compute_slot(location: str) -> int:
 
 
 def _create_versions_file(path: Path, clock: Clock) -> None:
-    """Create the file with random versions, so that records with versions of an earlier file are not trusted.
+    """Create the file with random write versions of objects, unless it exists.
+
+    A cached record of an object contains its version, and is trusted only while the file has the same version. Because
+    the versions are random, records from the time of a lost file are not trusted.
 
     If several workers call the function at the same time, one of them creates the file.
     """

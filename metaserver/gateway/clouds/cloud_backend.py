@@ -248,6 +248,9 @@ class CloudBackend:
         """Accept a key that ends with a slash, without storing an object.
 
         Some clients create such empty objects as folders, which clouds do not need.
+
+        Raises:
+            S3Error: NotImplemented if the request has content.
         """
         assert call.body is not None
         if call.body.length:

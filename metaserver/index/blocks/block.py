@@ -43,7 +43,7 @@ _charging_lock = threading.Lock()
 
 
 class SizedValue(Protocol):
-    """A value with a known memory size, which a block keeps."""
+    """A value that a block keeps, and whose memory size is known."""
 
     @property
     def size_bytes(self) -> int: ...
@@ -53,7 +53,7 @@ K = TypeVar("K", bound=SizedValue)
 
 
 class DerivedValues:
-    """Values that are computed from a block or a view of blocks, and kept with it. There is one for each type.
+    """Values that are computed from a block or a view of blocks, and kept with it: at most one value of each type.
 
     If several threads compute a value at the same time, all of them get the value that was stored first.
     """
@@ -127,7 +127,10 @@ class BlockMemory:
             self.add(size_bytes)
 
     def mark_as_mapped(self, whole_bytes: int) -> None:
-        """From now on, count only the used memory, because the block is a mapped file of `whole_bytes`."""
+        """From now on, count only the used memory, because the block is a mapped file of `whole_bytes`.
+
+        Further calls do nothing.
+        """
         with _charging_lock:
             if self._is_mapped:
                 return
@@ -394,7 +397,10 @@ class Block:
         return self._open_column(self._directory.texts.get(name))
 
     def get_raw(self, name: str, row: int) -> bytes | None:
-        """Return `file_path`, `file_format`, `key_metadata` or `referenced_data_file` of a row, as bytes."""
+        """Return a text field of a row as bytes, or None if the row has no value.
+
+        `name` is `file_path`, `file_format`, `key_metadata` or `referenced_data_file`.
+        """
         column = self.find_text_column(name)
         key = None if column is None else column.read_key(row)
         assert key is None or isinstance(key, bytes)
@@ -405,7 +411,7 @@ class Block:
         return None if raw is None else raw.decode("utf-8", "replace")
 
     def read_lists(self, name: str) -> list[list[int] | None]:
-        """Return `split_offsets` or `equality_ids` of every row."""
+        """Return `split_offsets` or `equality_ids` of every row, with None for a row without a list."""
         entry = self._directory.lists.get(name)
         if entry is None or entry.counts is None:
             return [None] * self.rows
@@ -449,7 +455,7 @@ class Block:
         return self._columns.get(column_id)
 
     def find_kind(self, column_id: int) -> str | None:
-        """Return the column's type in the manifest's schema."""
+        """Return the column's type in the manifest's schema, or None if the block has no statistics of the column."""
         entry = self._columns.get(column_id)
         return None if entry is None else entry.kind
 
@@ -530,5 +536,5 @@ def _decode_value(column: PackedColumn | None, kind: str, row: int) -> Value | N
 
 
 def align_size(size: int) -> int:
-    """Return the next multiple of `ALIGNMENT_BYTES`."""
+    """Return the smallest multiple of `ALIGNMENT_BYTES` that is at least `size`."""
     return size + (-size % ALIGNMENT_BYTES)

@@ -75,7 +75,7 @@ class Decoders:
         """The number of manifests that processes have decoded, instead of the threads of this process."""
 
     async def decode(self, data: bytes, location: str) -> bytes | memoryview:
-        """Decode a manifest, and return the memory of its block.
+        """Decode a manifest, and return the bytes of its block: the packed columns of its entries.
 
         Raises:
             Corrupt: The manifest is damaged; the message contains its location.
@@ -129,7 +129,10 @@ class Decoders:
         return block_memory
 
     def _take_process(self) -> _Process | None:
-        """Return an idle process, or None. If more processes are allowed, start one for later callers."""
+        """Return an idle process, or None. If more processes are allowed, start one for later callers.
+
+        Processes are used and started only within `expect_manifests`.
+        """
         with self._lock:
             if not self._active_loads:
                 return None
@@ -281,7 +284,7 @@ class _Process:
 
 
 def decode_block_memory(data: bytes | memoryview, location: str) -> bytes:
-    """Decode a manifest, and return the memory of its block.
+    """Decode a manifest, and return the bytes of its block: the packed columns of its entries.
 
     Raises:
         Corrupt: The manifest is damaged; the message contains its location.
@@ -292,8 +295,9 @@ def decode_block_memory(data: bytes | memoryview, location: str) -> bytes:
 def serve_decoding(requests: BinaryIO, responses: BinaryIO) -> None:
     """Decode manifests until the input ends.
 
-    Each request has a location and the bytes of a manifest. The answer is a block or the message of `Corrupt`. Any
-    other error ends the process. The parent then decodes the manifest itself, and gets the same error.
+    Each request has a location and the bytes of a manifest. The answer is the decoded manifest (a block), or the
+    message of `Corrupt`. Any other error ends the process. The parent then decodes the manifest itself, and gets the
+    same error.
     """
     _write_answer(responses, _READY, b"")
     while head := requests.read(_REQUEST_HEAD.size):

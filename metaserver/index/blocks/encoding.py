@@ -217,7 +217,9 @@ def _convert_avro_kind(values: PartitionFieldValues) -> str:
 
 
 def _add_values(packer: Packer, values: PartitionFieldValues, kind: str) -> int:
-    """Add the values of a partition field to the packer. Return the number by which it returns the packed values.
+    """Add the values of a partition field to the packer. Return the number under which they are packed.
+
+    The caller uses this number to get the packed values from the packer.
 
     With `absent_low`, an absent value gets the lowest code of the column.
     """
@@ -235,8 +237,8 @@ def _add_columns(
     """Add the columns with statistics.
 
     Returns:
-        The id and the type of each column, with the number by which the packer later returns the packed column. And
-        whether unusable bounds were omitted.
+        Two values: the id and the type of each column, with the number by which the packer later returns the packed
+        column; and whether unusable bounds were omitted.
     """
     counts = [manifest.counts.get(name, {}) for name in COUNTS]
     lower, upper = manifest.bounds.get("lower_bounds", {}), manifest.bounds.get("upper_bounds", {})

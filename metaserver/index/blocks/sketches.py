@@ -57,7 +57,8 @@ def find_sketch(block: Block, packed_column: Packed) -> tuple[int, int]:
     """Return the address of a column's sketch and its shift, or (0, 0) if reading the codes is faster.
 
     A sketch has one byte for each row, which approximates the row's code. For integers, the byte is the code shifted
-    right by `shift` bits. The sketch is built at the first call.
+    right by `shift` bits. The sketch is built at the first call. The address is that of the first row's byte, after the
+    bytes that describe how the sketch was made.
 
     The address is valid as long as the block exists. The column must be verified, with codes of 4 or 8 bytes.
     """

@@ -117,9 +117,10 @@ class Cleaner:
         return cleaned_count
 
     async def _supersede_undefined(self, entry: Entry, tables: list[TableMetadata]) -> int:
-        """Mark the old files of indexes that the table no longer defines as superseded, and return their number.
+        """Mark as superseded the old files of indexes that the table no longer defines, and return their number.
 
-        Plans do not use superseded files, and a later round deletes them.
+        A file is old if its state has not changed for `_retention_ms`. Plans do not use superseded files, and a later
+        round deletes them. If a definition is unreadable, no file is superseded.
 
         Args:
             entry: An entry of the table.
@@ -134,7 +135,7 @@ class Cleaner:
         index_files = await self._registry.load_files(entry)
         superseded_count = 0
         before_ms = (await read_passed_time(self._store, self._clock)).find_time_ago(self._retention_ms)
-        for definition_id in set(index_files.definitions) - defined_ids:
+        for definition_id in set(index_files.definition_ids) - defined_ids:
             old_locations = [
                 file.location for file in index_files.list_live_files(definition_id) if file.changed_ms < before_ms
             ]
@@ -144,7 +145,13 @@ class Cleaner:
         return superseded_count
 
     async def _delete_orphans(self, entry: Entry, tables: list[TableMetadata]) -> int:
-        """Delete old files in the table's index folders that are not registered, and return their number."""
+        """Delete old files in the table's index folders that are not registered, and return their number.
+
+        A file is old after `_ORPHAN_AGE_MS`. A folder is searched again after `_ORPHAN_INTERVAL_MS`.
+
+        Raises:
+            BadRequest: The clocks of the storage and of this server differ.
+        """
         now_ms = self._clock.now_ms()
         registered_locations = {file.location for file in (await self._registry.load_files(entry)).files}
         deleted_count = 0

@@ -80,6 +80,9 @@ class IndexReader:
         """Return at least the last `length` bytes of the file, and at least `TAIL_BYTES` unless the file is shorter.
 
         The method requests one byte more, to detect a file that is longer than `size_bytes`.
+
+        Raises:
+            Corrupt: The size of the file is not `size_bytes`.
         """
         start = max(0, size_bytes - max(length, TAIL_BYTES))
         tail = await self._objects.read_range(location, start, size_bytes - start + 1)

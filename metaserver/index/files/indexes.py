@@ -113,7 +113,10 @@ class Indexes:
         self._verification_tasks: dict[str, asyncio.Task[None]] = {}
         """The verification tasks, by location of the index file."""
         self._retry_times: MemoryCache[str, float] = MemoryCache(_DEFERRED_MAX * _DEFERRED_BYTES, "index-registry")
-        """The monotonic time of the next attempt to read a file, by location. It is infinite for an unknown version."""
+        """The monotonic time of the next attempt to read a file, by location.
+
+        It is infinite for a file of an unknown format version, which is never read again.
+        """
         self.failures = 0
         """The number of index files that could not be used since the start."""
         self.quarantined = 0
@@ -153,7 +156,7 @@ class Indexes:
         return None
 
     def is_unsupported(self, file: RegisteredIndexFile) -> bool:
-        """Return whether the file has a version that this program cannot read."""
+        """Return whether a read has shown that this program cannot read the version of the file."""
         return self._retry_times.get(file.location) == math.inf  # Such a file is never read again.
 
     def fetch(self, file: RegisteredIndexFile) -> asyncio.Task[OpenIndex | None]:
@@ -174,7 +177,7 @@ class Indexes:
     async def open_remote(self, file: RegisteredIndexFile) -> RemoteIndexFile | None:
         """Open an index file that supports remote reads, or return None if this fails.
 
-        The method never raises.
+        An error of the storage, a damaged file and an unknown format version are logged and not raised.
         """
         remote = self._remote_files.get(file.location)
         if remote is not None:
@@ -263,7 +266,8 @@ class Indexes:
     async def verify_source(self, files: Iterable[RegisteredIndexFile], reason: str) -> None:
         """Verify the stored objects of index files after a probe found damage, which may be only in a cached copy.
 
-        A file whose stored object is damaged is quarantined. The method never raises.
+        A file whose stored object is damaged or missing is quarantined. A file of an unknown format version is never
+        read again. After another error, the file is read again later. The method never raises.
         """
         for file in files:
             self._stack.discard(_make_cache_key(file.location))
@@ -291,7 +295,10 @@ class Indexes:
             log.warning("index file not quarantined", location=file.location, reason=str(error))
 
     def _defer_reading(self, file: RegisteredIndexFile, reason: str, *, until_s: float | None = None) -> None:
-        """Do not use a file until a time, by the monotonic clock. The default is `RETRY_S` from now."""
+        """Do not use a file until a time, count the failure, and log the reason.
+
+        `until_s` is a time of the monotonic clock. The default is `RETRY_S` from now.
+        """
         self.failures += 1
         until_s = self._clock.monotonic() + RETRY_S if until_s is None else until_s
         self._retry_times.put(file.location, until_s, _DEFERRED_BYTES)

@@ -30,13 +30,17 @@ class RefusedFiles:
         self._monotonic = monotonic
         self._files_max = files_max
         self._reasons: dict[bytes, dict[bytes, tuple[float, str]]] = {}
-        """The end of the memory and the reason, by digests of the index and of the path, in the order of their use."""
+        """The time until which a reason is remembered, and the reason.
+
+        The keys are digests of the index and of the path, in the order of their use.
+        """
         self._count = 0
 
     def add(self, index: IndexKey, reasons: Iterable[tuple[str, str]]) -> None:
         """Remember files of an index by their paths, with the reasons.
 
-        If there are too many files, the indexes to which files were added the longest time ago are forgotten.
+        If there are too many files, the indexes to which files were added the longest time ago are forgotten. If this
+        index alone has too many, its further files are not remembered.
         """
         # Removing the index and adding it again makes it the last index in the order.
         key = _digest("\n".join(index))

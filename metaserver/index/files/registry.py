@@ -42,7 +42,7 @@ class IndexFiles:
         return self._live.get(definition_id, ())
 
     @property
-    def definitions(self) -> tuple[str, ...]:
+    def definition_ids(self) -> tuple[str, ...]:
         """The ids of the definitions with live files. The table may have dropped some of these definitions."""
         return tuple(self._live)
 

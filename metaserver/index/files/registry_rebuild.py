@@ -116,7 +116,11 @@ class RegistryRebuild:
         )
 
     async def _list(self, folder: str) -> list[ObjectInfo]:
-        """List the files of a folder, except unfinished files, whose names begin with a dot."""
+        """List the files of a folder, except unfinished files, whose names begin with a dot.
+
+        Raises:
+            TooLarge: The folder has more than FOLDER_FILES_MAX files.
+        """
         folder_objects: list[ObjectInfo] = []
         async for info in self.objects.list(folder):
             _, _, name = info.location.rpartition("/")
@@ -176,7 +180,8 @@ class RegistryRebuild:
             return []
         live_summaries = []
         for file in index_files.list_live_files(definition.id):
-            # Ignore a file that cannot be read. The next plan that uses the file quarantines it.
+            # Ignore a file that cannot be read. The next plan that uses the file quarantines it, so that later plans do
+            # not use it.
             with suppress(Corrupt, ObjectMissing, UnknownVersion):
                 live_summaries.append(await self.reader.describe(file.location, file.size_bytes))
         summaries = [*live_summaries, *(candidate.described for candidate in candidates)]

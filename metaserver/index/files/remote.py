@@ -111,7 +111,7 @@ class RemoteIndexFile:
 
     @property
     def is_full(self) -> bool:
-        """Whether the cache of the file has nearly reached its limit.
+        """Whether the cache of the file has used more than half of its limit.
 
         When the file is opened again, the cache is empty.
         """
@@ -124,8 +124,8 @@ class RemoteIndexFile:
         return self.blob
 
     @property
-    def record(self) -> RemoteRecord:
-        """The records. The index kind must have `answers_keys`."""
+    def record_index(self) -> RemoteRecord:
+        """The opened record index, which finds rows by their keys. The index kind must have `answers_keys`."""
         assert isinstance(self.blob, RemoteRecord)
         return self.blob
 
@@ -141,7 +141,7 @@ class RemoteIndexFile:
 
 
 async def open_remote(objects: ObjectStore, file: RegisteredIndexFile) -> tuple[IndexHeader, RemoteIndexFile]:
-    """Open an index file with three to five reads: of its footer, its table of data files, and the head of its blob.
+    """Open an index file with three to five reads of its footer, its table of data files, and the start of its blob.
 
     Errors of `read_range` are not converted.
 

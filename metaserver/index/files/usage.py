@@ -39,7 +39,10 @@ class Usage:
         self._usage_by_index: OrderedDict[tuple[str, str], IndexUsage] = OrderedDict()
 
     def note(self, uuid: str, definition_id: str, *, files_in: int, files_removed: int, now_ms: int) -> None:
-        """Record that a plan probed the index for `files_in` files, and that it pruned `files_removed` of them."""
+        """Record that a plan probed the index for `files_in` files, and that it pruned `files_removed` of them.
+
+        If there are more than `COUNTED_INDEXES_MAX` indexes, the usage of the least recently probed index is dropped.
+        """
         key = (uuid, definition_id)
         index_usage = self._usage_by_index.get(key)
         if index_usage is None:

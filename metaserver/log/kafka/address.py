@@ -80,8 +80,8 @@ def parse_address(text: str, properties_file: str) -> KafkaAddress:
     characters_max = _PREFIX_CHARS_MAX + (_WAREHOUSE_CHARS if _WAREHOUSE_SUFFIX.search(prefix) else 0)
     if not prefix or len(prefix) > characters_max or not _NAME_CHARS.issuperset(prefix):
         raise ConfigError(
-            f"stream_log has the prefix {prefix!r}; the names of its topics begin with 1 to {_PREFIX_CHARS_MAX} "
-            "letters, digits, . and -, such as kafka://host:9092/seamark"
+            f"stream_log has the prefix {prefix!r}; a prefix consists of 1 to {_PREFIX_CHARS_MAX} letters, digits, "
+            ". and -; write for example kafka://host:9092/seamark"
         )
     properties = {}
     if properties_file:
@@ -90,7 +90,12 @@ def parse_address(text: str, properties_file: str) -> KafkaAddress:
 
 
 def split_servers(setting: str, text: str, form: str) -> tuple[str, str]:
-    """Return the addresses of the servers in a URL of Kafka, and its path.
+    """Return the addresses of the servers in a URL of Kafka, and its path, which is not checked.
+
+    Args:
+        setting: The name of the setting with the URL, for the message.
+        text: The URL.
+        form: The form of a valid URL, for the message.
 
     Raises:
         ConfigError: The URL is invalid. The message names the setting.
@@ -115,7 +120,7 @@ def read_properties(setting: str, path: Path, owner: str) -> dict[str, str]:
         owner: The name of the component that sets all other properties, for messages.
 
     Raises:
-        ConfigError: The file cannot be read, or sets a property that the owner sets itself.
+        ConfigError: The file cannot be read, has a line of another form, or sets a property that the owner sets itself.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

@@ -214,16 +214,20 @@ class KafkaBroker:
         self._producer.close()
 
     def _serve_producer(self) -> None:
+        """Run the callbacks of written records until the client is closed. The method runs in its own thread."""
         while not self._is_closing.is_set():
             try:
                 self._producer.poll(_POLL_S)
-            except Exception:  # noqa: BLE001  without this thread no write would end
-                _log.exception("an answer of Kafka to a record was not taken")
+            except Exception:  # noqa: BLE001  if this thread ended, no write would end
+                _log.exception("the delivery report of a record could not be handled")
 
     async def _run(self, work: Callable[[], T]) -> T:
         """Run a blocking call in a thread.
 
         After a timeout, the caller gets an error, but the call may still run in the thread.
+
+        Raises:
+            LogUnavailable: Kafka does not answer, or answers with an error.
         """
         try:
             async with asyncio.timeout(_ANSWER_S_MAX):
@@ -255,7 +259,11 @@ class KafkaBroker:
                 )
 
     async def _create_topic(self, topic: str, count: int) -> int:
-        """Create a topic with `count` partitions, or add missing partitions. Return the number of its partitions."""
+        """Create a topic with `count` partitions, or add missing partitions. Return the number of its partitions.
+
+        Raises:
+            LogUnavailable: Kafka does not answer or refuses the topic, or the partitions have no leaders in time.
+        """
         description = (await self._describe([topic])).get(topic)
         if description is None:
             # The settings of Kafka determine the number of replicas.
@@ -312,7 +320,11 @@ class KafkaBroker:
         return {topic: answer for topic, answer in answers.items() if answer is not None}
 
     async def _await_answer(self, future: Future[T], *expected: int) -> T | None:
-        """Return the answer to an administrative request, or None after one of the expected errors."""
+        """Return the answer to an administrative request, or None after one of the expected errors.
+
+        Raises:
+            LogUnavailable: Kafka does not answer, or answers with another error.
+        """
         try:
             async with asyncio.timeout(_ANSWER_S_MAX):
                 return await asyncio.wrap_future(future)
@@ -396,6 +408,8 @@ class KafkaBroker:
         A missing topic is also removed from the known topics, so that the next append creates it again.
 
         Args:
+            topic: The name of the topic.
+            partition: The number of the partition.
             messages: The values, with a callback for each. The library adds the key `_error` to a message that it
                 refuses.
 
@@ -459,6 +473,11 @@ class KafkaBroker:
         """Return the records at these offsets from a consumer that begins at the first of them.
 
         Errors after which the library tries again are ignored until the timeout.
+
+        Raises:
+            OffsetOutOfRange: Kafka no longer has one of the records.
+            KafkaException: Kafka answers with an error after which the library does not try again.
+            LogUnavailable: The records did not arrive in time, or this process is closing the log.
         """
         values: dict[int, bytes] = {}
         deadline_s = self._clock.monotonic() + _TIMEOUT_S
@@ -618,7 +637,8 @@ async def open_kafka_log(
         address: The address of the log.
         clock: The clock for times of records and for timeouts.
         limits: The maximum sizes, times and numbers of the log.
-        maintains: Whether this process removes old rows, and writes the state of the log to the journal (a head).
+        maintains: Whether this process removes old rows, and writes the state of the log to the journal, so that a
+            replica that starts need not read all earlier records.
 
     Raises:
         LogUnavailable: The cluster does not answer.

@@ -260,7 +260,8 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     A replica that starts reads a head instead of the records that it replaces.
 
     Attributes:
-        gates: The gate of each stream whose gate was ever closed.
+        gates: The gate of each stream whose gate was ever closed. While a gate is closed, the log refuses appends to
+            the stream, because a commit changes how its rows are written.
     """
 
     state: StateSummary
@@ -275,11 +276,11 @@ def choose_version(requests: Iterable[Request]) -> int:
     check a gate get the earlier version, so that earlier servers can still read them. Requests with gates need the
     later version, because an earlier server would ignore the gates.
     """
-    moves_gates = any(
+    uses_gates = any(
         isinstance(request, MoveGatesRequest) or (isinstance(request, AppendRequest) and request.gates)
         for request in requests
     )
-    return VERSION if moves_gates else _VERSION_WITHOUT_GATES
+    return VERSION if uses_gates else _VERSION_WITHOUT_GATES
 
 
 def encode_group(group: JournalGroup) -> bytes:
@@ -330,5 +331,5 @@ def encode_head(head: Head, head_id: str, after: int) -> list[bytes]:
 
 
 def decode_head(pieces: list[bytes]) -> Head:
-    """Decode a head from the data of its pieces."""
+    """Decode a head, the stored state of the log, from the data of its pieces in order."""
     return convert_msgpack(zlib.decompress(b"".join(pieces)), Head)

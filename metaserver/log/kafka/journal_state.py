@@ -153,7 +153,8 @@ class JournalState:
     def _check_gates(self, request: AppendRequest) -> None:
         """Check that no commit has changed how rows are written since the rows of an append were checked.
 
-        Such a commit closes the gate of the stream, and opens it at its end. The gate counts both.
+        Such a commit closes the gate of the stream, and opens the gate when the commit ends. The number of the gate
+        increases each time.
 
         Raises:
             GateMoved: A gate is closed, or has another number.

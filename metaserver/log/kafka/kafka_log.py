@@ -230,7 +230,7 @@ class KafkaLog:
 
     def _fail(self, error: Exception) -> None:
         message = error.message if isinstance(error, SeamarkError) else "The log has failed unexpectedly"
-        self._failure = f"{message}. Restart the server then"
+        self._failure = f"{message}. Restart the server after the cause is removed"
         _log.error("log failed", error=str(error), exc_info=not isinstance(error, SeamarkError))
         for number in list(self._answers):
             self._answer(number, None)
@@ -299,7 +299,9 @@ class KafkaLog:
             if previous is None:
                 state.check_producer_room(producer.name, limit=self._limits.producers_max)
             elif producer.epoch == previous.epoch and producer.sequence <= previous.sequence:
-                repeats = (append.acknowledge() for append in previous.appends if append.sequence == producer.sequence)
+                repeats = (
+                    append.make_acknowledgement() for append in previous.appends if append.sequence == producer.sequence
+                )
                 return next(repeats, Acknowledgement((), duplicate=True))
         numbers = gates or {}
         if any(self._journal.read_gate(shard.stream).number > numbers.get(shard.stream, 0) for shard in batches):

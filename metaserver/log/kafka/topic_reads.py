@@ -91,9 +91,14 @@ class KafkaTopics:
             await asyncio.get_running_loop().run_in_executor(None, consumer.close)
 
     async def _await_description(self, future: Future[T]) -> T | None:
-        """Return the description of a topic, or None if the topic was deleted or this server may not read it."""
+        """Return the description of a topic, or None if the topic was deleted or this server may not read it.
+
+        Raises:
+            LogUnavailable: Kafka does not answer, or refuses the request.
+        """
         try:
-            # The client library itself cancels its request after `_TIMEOUT_S`.
+            # The client library itself cancels its request after `_TIMEOUT_S`. If it does not, this longer limit ends
+            # the wait.
             async with asyncio.timeout(2 * _TIMEOUT_S):
                 return await asyncio.wrap_future(future)
         except TimeoutError:
@@ -138,8 +143,8 @@ class _Consumer:
     def _find_start(self, partition: int, offset: int) -> TopicPartition:
         """Return the position of the first existing message of a partition at or after an offset.
 
-        If messages between the offset and this position are missing, the server logs a warning. The offset 0 means that
-        nothing was read yet, so no warning follows.
+        If messages between the offset and this position are missing, or if the partition ends before the offset, the
+        server logs a warning. The offset 0 means that nothing was read yet, so no warning follows.
         """
         first, end = self._consumer.get_watermark_offsets(
             TopicPartition(self._topic.name, partition), timeout=_TIMEOUT_S

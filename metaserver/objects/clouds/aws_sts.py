@@ -88,7 +88,7 @@ def assume_role(settings: Settings, table: Location, *, writable: bool) -> Issue
 
 
 def make_policy(role: str, table: Location, *, writable: bool) -> str:
-    """Return the session policy for the objects below a table.
+    """Return the session policy for the objects below the location of a table.
 
     Raises:
         StorageError: The policy is too long.

@@ -26,7 +26,8 @@ class AzureObjects(CloudObjects[AzureStore]):
     bucket_noun = "container"
     missing_bucket = "ContainerNotFound"
     keys_advice = "check the server's credentials and its role on the container (Storage Blob Data Contributor)"
-    write_id = "seamark_write"  # Azure's names of metadata are identifiers, without dashes.
+    write_id = "seamark_write"
+    """The metadata key of the id that `create` stores with its object. Azure's keys are identifiers, without dashes."""
 
     def open_bucket(self, bucket: str) -> AzureStore:
         return open_container(bucket, self._settings)
@@ -51,6 +52,6 @@ def open_container(bucket: str, settings: Settings) -> AzureStore:
 
 
 def get_blob_endpoint(bucket: str, settings: Settings) -> str:
-    """Return the URL of the Blob service of the account that a location names."""
+    """Return the URL of the Blob service: `azure_endpoint` if it is set, otherwise that of the location's account."""
     _, _, host = split_bucket(bucket)
     return (settings.azure_endpoint or f"https://{host.replace('.dfs.', '.blob.', 1)}").rstrip("/")

@@ -14,7 +14,7 @@ def build_service_properties(settings: Settings, table: Location) -> dict[str, s
     _, account, host = split_bucket(table.bucket)
     config = {"adls.account-name": account}
     if settings.azure_endpoint:
-        # PyIceberg's names. pyarrow appends the account to a host without it, as an emulator needs.
+        # PyIceberg's names. If the host does not contain the account, as for an emulator, pyarrow appends the account.
         endpoint = urlsplit(settings.azure_endpoint.rstrip("/"))
         for service in ("blob", "dfs"):
             config[f"adls.{service}-storage-authority"] = endpoint.netloc

@@ -62,7 +62,7 @@ class SasIssuer:
         self._lock = threading.Lock()
 
     def issue(self, settings: Settings, table: Location, *, writable: bool) -> IssuedKeys:
-        """Return a SAS for the objects below a table, as properties of a FileIO.
+        """Return a shared access signature (SAS) for the objects below a location, as properties of a FileIO.
 
         Raises:
             StorageError: Azure refuses the server's application or identity, or a library is not installed.
@@ -94,7 +94,12 @@ class SasIssuer:
     def _find_delegation_key(
         self, settings: Settings, table: Location, needed_ms: int
     ) -> filedatalake.UserDelegationKey:
-        """Return a user-delegation key that is valid until `needed_ms`."""
+        """Return a user-delegation key that is valid until `needed_ms` or longer.
+
+        Raises:
+            RetryLater: Another thread still waits for a key.
+            AzureError: Azure refuses the key, or does not answer.
+        """
         endpoint = get_blob_endpoint(table.bucket, settings)
         cache_key = endpoint, settings.azure_tenant_id, settings.azure_client_id
         # Another thread holds the lock while it waits for Azure.
@@ -152,7 +157,12 @@ def _make_time(milliseconds: int) -> datetime:
 
 @contextmanager
 def _explain_errors(account: str) -> Iterator[None]:
-    """Translate errors of Azure's libraries. The messages omit the errors' texts, which may quote requests."""
+    """Translate errors of Azure's libraries. The messages omit the errors' texts, which may quote requests.
+
+    Raises:
+        StorageError: The libraries or the account key are missing or invalid, or Azure refuses the request.
+        RetryLater: Azure does not answer, or issues no keys now.
+    """
     try:
         yield
     except ImportError:

@@ -58,15 +58,20 @@ class AzureStorage(ServerStorage):
         vend: Callable[[], VendedKeys] | None = None,
         may_write: Callable[[], bool] | None = None,
     ) -> ClientAccess:
+        """Return the address of the account's services, and short-lived keys if the client may get them.
+
+        The setting `azure_client_access` and the header `delegation` determine whether the client gets keys. Only other
+        storages need `sign_path` and `vend`.
+        """
         properties = build_service_properties(settings, table)
         if not lends_keys(settings.azure_client_access, delegation):
             return properties, []
-        stamp = self.compute_keys_stamp(settings, self._clock.now_ms())
+        expiry_stamp = self.compute_keys_stamp(settings, self._clock.now_ms())
         login = settings.azure_tenant_id, settings.azure_client_id, settings.azure_account_key
         return await add_issued_keys(
             self._key_cache,
             partial(self._sas.issue, settings),
-            (settings.azure_endpoint, *login, stamp),
+            (settings.azure_endpoint, *login, expiry_stamp),
             table,
             properties,
             may_write=may_write,
@@ -74,6 +79,7 @@ class AzureStorage(ServerStorage):
         )
 
     def compute_access_stamp(self, settings: Settings, delegation: str | None) -> tuple[str | bool, ...]:
+        """Return the values that determine how clients access Azure. An answer is reused only for equal values."""
         return (
             settings.azure_client_access,
             lends_keys(settings.azure_client_access, delegation),

@@ -60,7 +60,7 @@ class Backing:
         """Return the location in the cloud that stores the object of an `s3://` location.
 
         Raises:
-            BadRequest: The cloud has no such bucket name or key.
+            BadRequest: The name of the bucket or the key is not valid in the cloud.
         """
         return parse_object(f"{self._scheme}://{self.map_bucket(location.bucket)}/{location.path}", "The location")
 
@@ -73,7 +73,7 @@ def check_roots(roots: Sequence[Location]) -> None:
     """Check that no warehouse contains the folder of unfinished uploads.
 
     Raises:
-        ConfigError: A warehouse is a whole bucket.
+        ConfigError: A warehouse is a whole bucket, or is in the folder of unfinished uploads.
     """
     for root in roots:
         if not root.path or root.path.partition("/")[0] == UPLOADS:

@@ -117,6 +117,8 @@ class CloudObjects(ABC, Generic[S]):
 
         Raises:
             ObjectMissing: The object does not exist.
+            StorageError: The store refuses the request.
+            RetryLater: The store does not answer.
         """
         store, parsed_location = self._open(location)
         try:
@@ -237,11 +239,15 @@ class CloudObjects(ABC, Generic[S]):
 
 
 def build_client_options(settings: Settings, endpoint: str) -> tuple[ClientConfig, RetryConfig]:
-    """Return the options of obstore for connections and for retries."""
+    """Return the options of obstore for connections and for retries.
+
+    Connections without TLS are allowed only if `endpoint` is an `http://` URL.
+    """
     timeout = timedelta(seconds=settings.storage_timeout_s)
     client: ClientConfig = {
         "allow_http": endpoint.startswith("http://"),
         "timeout": timeout,
+        # An attempt to connect fails earlier than a request that gets no answer.
         "connect_timeout": min(timeout, timedelta(seconds=5)),
         "user_agent": "seamark",
     }

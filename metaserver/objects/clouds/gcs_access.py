@@ -65,8 +65,9 @@ def check_key(settings: Settings) -> None:
 def build_key_properties(settings: Settings) -> dict[str, str]:
     """Return an access token of the server as properties of a FileIO, for processes that the server starts.
 
-    The function may send requests to Google, so call it in a thread. Without a key in the settings, the server and
-    these processes use Google's application default credentials.
+    The function may send requests to Google, so call it in a thread. Without a key in the settings, the result is
+    empty, and the server and these processes use Google's application default credentials. It is also empty for an
+    emulator, which needs no tokens.
 
     Raises:
         StorageError: Google refuses the token.
@@ -81,7 +82,7 @@ def build_key_properties(settings: Settings) -> dict[str, str]:
 
 
 def restrict_token(settings: Settings, table: Location, *, writable: bool) -> IssuedKeys:
-    """Request a token that gives access to the objects below a table, and to no others.
+    """Request a token that gives access to the objects below the location of a table, and to no others.
 
     Call this function in a thread.
 
@@ -158,7 +159,12 @@ def _describe_token(credentials: Credentials) -> IssuedKeys:
 
 @contextmanager
 def _explain_errors(subject: str) -> Iterator[None]:
-    """Translate errors of google-auth. The messages omit the errors' texts, which may quote secrets."""
+    """Translate errors of google-auth. The messages omit the errors' texts, which may quote secrets.
+
+    Raises:
+        StorageError: The library or the credentials are missing or invalid, or Google refuses the token.
+        RetryLater: Google does not answer, or issues no token now.
+    """
     try:
         yield
     except ImportError:

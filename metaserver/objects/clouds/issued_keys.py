@@ -81,11 +81,12 @@ class KeyCache:
             if request is None:
                 if self._threads is None:
                     self._threads = ThreadPoolExecutor(_THREADS, "cloud-keys")
-                request = self._requests[key] = self._threads.submit(self._request, key, issue)
+                request = self._requests[key] = self._threads.submit(self._issue_and_cache, key, issue)
         # With the shield, a cancelled waiter does not cancel the request, which other waiters may share.
         return await asyncio.shield(asyncio.wrap_future(request))
 
-    def _request(self, key: tuple[object, ...], issue: Callable[[], IssuedKeys]) -> IssuedKeys:
+    def _issue_and_cache(self, key: tuple[object, ...], issue: Callable[[], IssuedKeys]) -> IssuedKeys:
+        """Issue new keys, cache them, and remove the request from the pending requests."""
         try:
             issued_keys = issue()
             with self._lock:

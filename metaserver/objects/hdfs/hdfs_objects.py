@@ -145,7 +145,12 @@ class HdfsObjects:
             await self._run(f"hdfs://{authority}/", lambda client, path: client.get_file_info("/"))
 
     async def _run(self, location: str, work: Callable[[hdfs_native.Client, str], T]) -> T:
-        """Call `work` with the client and the path of the location in a thread, and return its result."""
+        """Call `work` with the client and the path of the location in a thread, and return its result.
+
+        Raises:
+            StorageError: The location is not in HDFS, the connections are closed, or HDFS refuses the request.
+            RetryLater: HDFS did not answer in time.
+        """
         parsed = parse_location(location)
         if parsed.scheme != "hdfs":
             raise StorageError(f"{location!r} is not in HDFS")
@@ -184,6 +189,10 @@ def _create_file(
         name: The name of the temporary file, in the same folder.
         data: The content.
         durable: Whether the content must be on the disks of the DataNodes before the rename.
+
+    Raises:
+        ObjectExists: The path already has a file.
+        RetryLater: The outcome is not known, or another client has deleted the folder.
     """
     temporary = f"{path.rpartition('/')[0]}/{name}"
     is_written = False
@@ -228,7 +237,7 @@ def _iter_files(client: hdfs_native.Client, path: str, folder: Location) -> Iter
 
 
 def explain_error(error: Exception, location: str) -> SeamarkError:
-    """Translate an error of the library. Its texts have a stack trace of the NameNode, which is left out."""
+    """Translate an error of the library. The text of such an error has a stack trace, which the result leaves out."""
     text = str(error)
     if isinstance(error, FileNotFoundError):
         return ObjectMissing(f"There is no object at {location!r}")

@@ -126,6 +126,7 @@ class ColumnSample:
         low, high = 0.0, 1.0
         for _ in range(_BISECTION_STEPS):
             middle = (low + high) / 2
+            # The lower bound of the divisor prevents a division by 0 if `middle` is very small.
             expected_files = sampled_files * middle / max(1e-12, 1.0 - (1.0 - middle) ** sampled_files)
             low, high = (middle, high) if expected_files < files_per_key else (low, middle)
         return low
@@ -209,6 +210,9 @@ def _find_files_left(scan: ScanPlan, parts: Sequence[Bound]) -> list[ListedFile]
 
 def _choose_sample_files(files: Sequence[ListedFile]) -> list[ListedFile]:
     """Choose files at random, so that a periodic order of the files does not bias the sample.
+
+    At most FILES_MAX files are drawn. They are taken in the order of `files`, as long as they have at most ROWS_MAX
+    rows in total.
 
     The seed is the number of files, so the same files always give the same choice.
     """

@@ -33,7 +33,7 @@ _SEED = 23
 
 @dataclass(frozen=True)
 class CubeCandidate:
-    """A cube that would answer statements of some shapes.
+    """A cube that would answer statements of some shapes. A shape is a statement without its literals.
 
     A cube is an index with precomputed aggregates (measures) of each data file, grouped by some columns (dimensions).
 
@@ -60,10 +60,11 @@ class CubeCandidate:
 
 
 def find_answered_shapes(shapes: Mapping[str, RecordedShape], cubes: Iterable[IndexDefinition]) -> frozenset[str]:
-    """Return the fingerprints of the shapes that the cubes of the table answer.
+    """Return the fingerprints of the shapes (statements without their literals) that the cubes of the table answer.
 
-    A cube answers a shape if it has all its columns as dimensions, and all its aggregates as measures. Measures of
-    computed values do not count, because shapes have only aggregates of columns.
+    A cube answers a shape that any cube could answer (`_can_cube_answer`), if the cube has all compared and grouped
+    columns as dimensions, and all aggregates as measures. Measures of computed values do not count, because shapes have
+    only aggregates of columns.
     """
     fingerprints = set()
     for cube in cubes:
@@ -90,7 +91,7 @@ def find_cube_candidates(
     """Return the cubes that shrink the rows of a file by at least the factor `ROWS_PER_GROUP_MIN`.
 
     Args:
-        shapes: The recorded statements. A shape is a statement without its literals. Its key is a digest of it.
+        shapes: The recorded statements without their literals (shapes), by a digest of the shape.
         sample: The sampled rows. A column that is not sampled cannot be a dimension of a candidate.
         rows_per_file: The number of rows of an average file.
     """
@@ -129,7 +130,7 @@ def _make_candidate(
 
 
 def _can_cube_answer(recorded_shape: RecordedShape) -> bool:
-    """Return whether a cube can answer statements of the shape.
+    """Return whether a cube can answer statements of the shape. A shape is a statement without its literals.
 
     The engine must be able to use cubes. The statement must only aggregate plain columns of one table, or count rows,
     and compare plain columns.

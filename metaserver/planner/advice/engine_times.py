@@ -82,7 +82,11 @@ class EngineTimes:
 
     @staticmethod
     def from_shapes(shapes: Iterable[QueryShapeSums]) -> EngineTimes:
-        """Compute the times of the shapes of a table."""
+        """Compute the costs of each engine and the ratio of each shape from the reported times.
+
+        The costs of an engine are fitted to all its shapes. The ratio of a shape is its mean reported time divided by
+        the time that these costs predict.
+        """
         engines: dict[str, str] = {}
         timed_shapes: defaultdict[str, list[_TimedShape]] = defaultdict(list)
         for sums in shapes:
@@ -111,7 +115,7 @@ class EngineTimes:
 
 
 def _compute_means(sums: QueryShapeSums) -> _TimedShape:
-    """Return the means of the timed statements of a shape."""
+    """Return the means of the timed statements of a shape. The mean time is above 0, because a fit divides by it."""
     totals = sums.sums
     return _TimedShape(
         sums.fingerprint,
@@ -128,7 +132,8 @@ def fit_costs(shapes: Sequence[_TimedShape]) -> EngineCosts:
     The costs are not negative. With few shapes, the fit is close to the assumed costs for a byte and a file, and the
     fixed time explains the rest.
     """
-    # Divide each row by its time, so that the errors are relative. A squared error then counts once per statement.
+    # Divide each row by its time, so that the errors are relative. A squared error then counts once per statement, up
+    # to the maximum weight of a shape.
     weights = np.array([math.sqrt(min(shape.statements, _STATEMENTS_MAX)) / shape.seconds for shape in shapes])
     rows = np.array([[1.0, shape.bytes, shape.files] for shape in shapes])
     times = np.array([shape.seconds for shape in shapes])

@@ -217,7 +217,7 @@ def _compute_share_of_bytes(scan: ScanPlan, candidates: FoundFiles) -> float:
 def _choose_clustering(
     sort_estimates: Sequence[LayoutEstimate], shares: Mapping[str, Shares], partitions: Mapping[_PartitionSize, int]
 ) -> LayoutEstimate | None:
-    """Return the clustering that keeps the fewest files, or None if no clustering keeps fewer than a sort by a column.
+    """Return the clustering that keeps the fewest files, or None if none keeps clearly fewer than a sort by a column.
 
     Columns are added in order of selectivity, as long as each added column leaves clearly fewer files.
 
@@ -243,6 +243,11 @@ def _count_kept_files(columns: Sequence[Shares], partitions: Mapping[_PartitionS
 
     A layer is a group of files that a rewrite sorts together. The estimate assumes that each column divides a layer
     into the same number of slices, and that each file contains one combination of slices, a cell.
+
+    Args:
+        columns: For each column of the clustering, the ranges of its sorted rows that may match the filter, as
+            fractions from 0 to 1.
+        partitions: The number of partitions of each size.
     """
     total = 0
     for (all_files, layers), count in partitions.items():
@@ -329,7 +334,7 @@ def _intersect_intervals(left: Interval, right: Interval) -> Interval | None:
 def _choose_tighter(
     left: tuple[Key | None, bool], right: tuple[Key | None, bool], *, lower: bool
 ) -> tuple[Key | None, bool]:
-    """Return the limit that leaves fewer values.
+    """Return the limit that leaves fewer values. None means that there is no limit.
 
     Args:
         left: A limit, and whether the interval contains it.
@@ -415,7 +420,7 @@ def _measure_shares(sample: ColumnSample, parts: Sequence[Bound], intervals: int
 
 
 def _count_distinct_values(scan: ScanPlan, column_id: int) -> int | None:
-    """Return the number of distinct values of the column.
+    """Return the number of distinct values of the column, or None if it is unknown.
 
     The number is from the newest statistics of the table that contain the column.
     """
@@ -450,6 +455,8 @@ class _Axis(NamedTuple):
     @classmethod
     def read(cls, stats: FoundStatistics, counts: Longs) -> _Axis | None:
         """Convert the bounds of a column to positions, or return None if too few rows are in files with bounds.
+
+        It is also None for strings in more than `_STRING_FILES_MAX` files. Infinite bounds of floats count as missing.
 
         Numbers are positions relative to the smallest bound. Strings are positions by their first bytes after the
         common prefix. Files without bounds are left out.

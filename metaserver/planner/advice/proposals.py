@@ -89,7 +89,7 @@ class ProposedChange(msgspec.Struct, frozen=True, rename="kebab"):
 
     Attributes:
         kind: `cluster`, `add-index`, `add-cube`, `drop-index`, `compact`, or `none` if the user makes the change.
-        columns: The columns of the clustering, the index, the cube or the sort order.
+        columns: The columns of the clustering, the index, the cube or, with the kind `none`, the sort order.
         curve: The curve of the clustering.
         target_file_bytes: The new target size of files, or None to keep the present target.
         index_kind: The kind of the new index.
@@ -212,7 +212,7 @@ class _Advisor:
 
     def __init__(self, state: AdvisedTable) -> None:
         self._state = state
-        # Other kinds have no known share of false positives. Indexes on dimension tables evaluate no own conditions.
+        # Other kinds have no known rate of false positives. Indexes on dimension tables help only conditions on them.
         self._indexes = [
             index
             for index in read_definitions(state.metadata).enabled
@@ -283,7 +283,7 @@ class _Advisor:
 
     def _propose_clusterings(self) -> Iterator[Proposal]:
         """Propose clusterings by combinations of the most compared columns, and one with smaller files."""
-        # The property separates names by commas, and a dot refers to a joined table.
+        # In the property that lists clustering columns, commas separate names, and a dot refers to a joined table.
         columns = [
             column_id
             for column_id in self._rank_compared_columns()
@@ -344,7 +344,7 @@ class _Advisor:
         return 2 * self._state.total_bytes
 
     def _propose_indexes(self) -> Iterator[Proposal]:
-        """Propose a bitmap or bloom index on each compared column that has no index."""
+        """Propose a bitmap or bloom index on each column without an index that statements compare with values."""
         indexed_ids = {term.column_id for index in self._indexes for term in index.terms}
         for column_id in self._rank_compared_columns():
             column = self._state.sample.columns[column_id]
@@ -394,7 +394,7 @@ class _Advisor:
             )
 
     def _propose_partitions(self) -> Iterator[Proposal]:
-        """Propose a partition by day or by value for each compared column of an unpartitioned table."""
+        """Propose to partition an unpartitioned table by day or value of a column, unless partitions are too small."""
         sample, rows = self._state.sample, self._state.sample.rows
         if any(spec.fields for spec in self._state.metadata.partition_specs):
             return
@@ -455,7 +455,7 @@ class _Advisor:
             )
 
     def _propose_sort_orders(self) -> Iterator[Proposal]:
-        """Propose an Iceberg sort order by two columns. A sort order by one column is the same as a clustering."""
+        """Propose sort orders by two columns, if the table has none. A sort by one column equals a clustering."""
         if self._state.metadata.default_sort_order_id:
             return
         columns = self._rank_compared_columns()[:_SORTED_MAX]
@@ -528,7 +528,7 @@ class _Advisor:
         )
 
     def _propose_pin(self) -> Iterator[Proposal]:
-        """Propose to pin the table in the gateway's cache. Statements read as many bytes, but from the cache."""
+        """Propose to pin the table in the gateway's cache, if there is room and statements read the table often."""
         total = self._state.total_bytes
         if _CACHE_PINNED in self._state.metadata.properties or not 0 < total <= self._state.pinnable_bytes:
             return
@@ -620,10 +620,10 @@ class _Advisor:
 
         The shares, float64[statements], are the parts of the table's bytes and files that each statement reads.
         """
-        statements, times = self._state.statements, self._state.times
+        statements, duration_estimator = self._state.statements, self._state.times
         sizes, counts = size_shares * self._state.total_bytes, file_shares * files
         estimates = [
-            times.estimate(statement.fingerprint, count, size)
+            duration_estimator.estimate(statement.fingerprint, count, size)
             for statement, count, size in zip(statements, counts.tolist(), sizes.tolist(), strict=True)
         ]
         count, size = compute_weighted_mean(counts, statements), compute_weighted_mean(sizes, statements)
@@ -664,7 +664,7 @@ class _Advisor:
     def _correct_prediction(self, kind: str, prediction: Reads) -> Reads:
         """Correct a prediction by the measurements of earlier proposals of the same kind.
 
-        A correction turns no gain into a loss, and no loss into a gain.
+        A correction never turns a gain into a loss, or a loss into a gain.
         """
         reads_before, files, size, seconds = self.before, prediction.files, float(prediction.bytes), prediction.seconds
         factor = self._state.corrections.get(kind, 1.0)
@@ -690,7 +690,7 @@ class _Advisor:
 
 
 def _keep_best_of_each_kind(proposals: Sequence[Proposal]) -> list[Proposal]:
-    """Return the best proposals of each kind, so that the first proposals are not variants of one layout."""
+    """Return the first proposals of each kind, which are the best, so that not all are variants of one layout."""
     counts: defaultdict[str, int] = defaultdict(int)
     best_proposals = []
     for proposal in proposals:

@@ -31,8 +31,8 @@ class ReplayedFiles:
         files: The number of files before the change. The sampled files represent them.
         new_files: The number of files in the layout. It equals `files` if the change rewrites no files.
         buckets: The number of buckets by column id.
-        indexes: The indexed columns, by the share of the files without a matching value that the index keeps because of
-            false positives.
+        indexes: The ids of the indexed columns, by the false-positive rate of their indexes. The rate is the share of
+            the files without a matching value that an index keeps.
     """
 
     layout: SimulatedLayout
@@ -67,13 +67,15 @@ def compute_read_shares(
             for condition in alternatives:
                 has_match |= find_files_that_may_match(layout, condition)
             is_read &= has_match
-            # The table's present buckets divide the sampled files, so a conjunct keeps only the files of its buckets.
-            # New buckets do not divide the sampled files yet.
+            # If the table has buckets already, they divide the sampled files. A conjunct on a bucketed column then
+            # keeps only the files of the buckets of its values. New buckets do not divide the sampled files yet.
             kept_shares.append(float(has_match.mean() if layout.files else 0.0) * (1.0 if splits_buckets else share))
         new_files = replayed.new_files
-        # New buckets divide the files, so the statement reads only the files of a single bucket.
+        # New buckets divide the files, so the statement reads only the files of a single bucket. If several columns
+        # have buckets, the largest number of buckets counts.
         if splits_buckets and bucket_share < 1:
             new_files = max(1, new_files // max(replayed.buckets.values()))
+        # Of the indexes for several conjuncts, only the index that leaves out most files counts.
         factor = bucket_share * min(
             (
                 _compute_index_factor(alternatives, kept_share, sample, replayed, new_files)
@@ -105,7 +107,7 @@ def _compute_index_factor(
     replayed: ReplayedFiles,
     new_files: int,
 ) -> float:
-    """Compute which share of the files that the bounds keep is also kept by the best index for a conjunct.
+    """Return the share of the files kept by the bounds that the best index for a conjunct keeps, or 1 without an index.
 
     A conjunct is a disjunction of alternatives. An index keeps the files with a matching value, and by false positives
     some of the other files.

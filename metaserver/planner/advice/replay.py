@@ -89,7 +89,9 @@ class DrawnCondition:
 
 @dataclass(frozen=True)
 class DrawnStatement:
-    """A statement whose conditions have values drawn from the sample.
+    """A statement that was generated from the query history.
+
+    The values of its conditions are those of a recorded filter, or are drawn from the sample.
 
     Attributes:
         fingerprint: The digest of the recorded statement without its literals.
@@ -165,11 +167,12 @@ def _draw_compared_codes(
     """Draw the compared values for a shape whose only condition is an equality.
 
     The drawn values repeat as often as the literals of the recorded statements. For this, the probability of a value is
-    a power of its frequency among the rows. The exponent, from 0 to 1, is chosen so that the recorded share of values
-    repeats.
+    a power of its frequency among the rows. The exponent, from 0 to 1, is chosen so that the share of repeated values
+    equals the recorded share.
 
     Returns:
-        The codes, or None if the shape has other conditions, or if the share of repeats is unknown.
+        The codes, or None if the shape has other conditions, if the share of repeats is unknown, or if the column has
+        no sampled value.
     """
     conjuncts = recorded_shape.shape.conjuncts
     repeats = [sample.repeats for sample in recorded_shape.samples if sample.repeats >= 0]
@@ -216,10 +219,13 @@ def _count_draws(shape: QueryShape, sample: RowSample) -> int:
 
 
 def _build_filter_conditions(bound: Expression, sample: RowSample) -> tuple[tuple[DrawnCondition, ...], ...]:
-    """Return the conditions of a filter that the history kept with its literals.
+    """Return the conditions of a recorded filter with literals.
 
-    A conjunct is left out, as if all files match it, unless it is a comparison or an OR of comparisons that the sample
-    can evaluate.
+    Only a comparison, or an OR of comparisons, that the sample can evaluate is returned. Another conjunct is left out,
+    as if all files match it.
+
+    Returns:
+        A tuple for each conjunct, with the comparisons that OR combines. All conjuncts must be true.
     """
     conditions = []
     for part in bound.children if isinstance(bound, And) else (bound,):
@@ -289,6 +295,7 @@ def _draw_conditions(
         column = sample.columns.get(column_id)
         if column is not None and len(column.values):
             width = widths.get(column_id)
+            # A range with only a lower limit contains the highest values, so its side is HIGH.
             side = (
                 (BOTH if len(limits) == 2 else HIGH if limits == {_LOWER_LIMIT} else LOW)
                 if width is None
@@ -303,11 +310,10 @@ def _draw_conditions(
 def _draw_alternatives(
     conjunct: Conjunct, sample: RowSample, row: int, rng: np.random.Generator
 ) -> tuple[DrawnCondition, ...] | None:
-    """Choose values for the alternatives of a conjunct. Return None if the conjunct may match rows in all files.
+    """Choose values for the alternatives of a conjunct, so that the sampled row with the number `row` satisfies it.
 
-    The sampled row with the number `row` satisfies the conjunct.
-
-    This is the case if one of its terms is on a column that is not sampled, is transformed, or excludes no files.
+    Return None if the conjunct may match rows in all files: if one of its terms is on a column that is not sampled, is
+    transformed, or excludes no files.
     """
     alternatives = []
     for term in conjunct:

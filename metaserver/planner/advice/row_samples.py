@@ -157,7 +157,9 @@ async def sample_rows(
 def _choose_files(files: Sequence[ListedFile]) -> list[ListedFile]:
     """Choose Parquet files at random, so that a periodic order of the files does not bias the sample.
 
-    The seed is the number of files, so the same files always give the same choice.
+    The seed is the number of files, so the same files always give the same choice. At most `FILES_MAX` files are drawn.
+    Once a file is chosen, the choice ends before the drawn files together exceed `ROWS_MAX` rows. The result is empty
+    if no drawn file is a Parquet file with 1 to `ROWS_MAX` rows.
     """
     drawn_numbers = np.random.default_rng(len(files)).permutation(len(files))[:FILES_MAX].tolist()
     sample_files: list[ListedFile] = []
@@ -187,7 +189,10 @@ def _to_array(column: pa.ChunkedArray | None, rows: int) -> pa.Array:
 
 
 def _combine_files(parts: Sequence[dict[int, pa.Array]], columns: dict[int, str]) -> RowSample:
-    """Combine the columns of the files, and keep at most `LAYOUT_ROWS_MAX` rows.
+    """Combine the columns of the files, and keep at most `LAYOUT_ROWS_MAX` rows, which are chosen at random.
+
+    The random numbers depend only on the number of rows, so the same files give the same sample. The number of files
+    with each value is counted before rows are left out.
 
     Args:
         parts: The columns of each sampled file, by column id.

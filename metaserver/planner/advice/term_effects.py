@@ -54,7 +54,10 @@ class TermEffect(NamedTuple):
 
 
 def compute_term_effects(scan: ScanPlan, samples: Samples) -> list[TermEffect]:
-    """Return the effects of the first `_TERMS_MAX` conjuncts of the filter, in the order of the filter."""
+    """Return the effects of the first `_TERMS_MAX` conjuncts of the filter, in the order of the filter.
+
+    Conjuncts that are not a single predicate, such as disjunctions, are left out.
+    """
     parts = scan.bound.children if isinstance(scan.bound, And) else (scan.bound,)
     definitions = read_definitions(scan.metadata)
     return [_measure_effect(scan, part, definitions, samples) for part in parts[:_TERMS_MAX] if isinstance(part, Bound)]
@@ -101,8 +104,8 @@ def _estimate_with_index(
         The number of files and None, or None and the reason why there is no estimate.
     """
     if not isinstance(sample, ColumnSample):
-        # `sample` may be the reason why there is no sample. For a column without a function, the layout estimates
-        # already report it, so this estimate has only the general reason.
+        # `sample` may be the reason why there is no sample. The layout estimates already report the exact reason for a
+        # column without a function, so the general reason is enough here.
         return None, sample if sample == FUNCTION_NOT_SAMPLED else NOT_SAMPLED
     values = len(part.values) if part.op in (Op.EQ, Op.IN) else None
     hits = sample.estimate_files(part, values)
@@ -121,7 +124,7 @@ def _has_bounds(scan: ScanPlan, part: Bound) -> bool:
 
 
 def _find_indexes_on_column(definitions: Definitions, part: Bound) -> Iterator[IndexDefinition]:
-    """Yield the enabled indexes that serve a predicate."""
+    """Yield the enabled indexes that can evaluate a predicate. Cubes have aggregates, and are left out."""
     for definition in definitions.enabled:
         if KINDS[definition.kind].aggregates:
             continue

@@ -145,7 +145,7 @@ def judge_trial(trial: Trial, shapes: Sequence[QueryShapeSums]) -> Verdict:
     Statements that differ only in their literals have the same shape, and are compared as a group.
     The comparison uses shares of the table's bytes, so the growth of the table does not matter. If a shape is new and
     compares a column of the change, it is assumed to have read the whole table before. Other new shapes are assumed to
-    be unaffected by the change.
+    be unaffected by the change. With fewer than `STATEMENTS_MIN` statements, the verdict is open: `pays` is None.
 
     Args:
         trial: The change, which the server has applied and measures.
@@ -254,7 +254,8 @@ def refuse_proposal(
 
     Args:
         proposal: The proposal.
-        properties: The properties that the proposal sets; see `find_changed_properties`.
+        properties: The properties that the proposal sets, or None if a job cannot apply it; see
+            `find_changed_properties`.
         effective: The metadata of the table, with the properties of its namespaces.
         applied_proposals: The earlier proposals that the server has applied and measured.
         policy: The policy of the table.

@@ -174,7 +174,9 @@ class ScanTaskWriter:
                 comma = b","
 
     def _encode_inherited(self, block: Block, first: int, rows: Longs) -> list[bytes] | None:
-        """Return the JSON of the fields that files inherit from their manifest, for rows of a block, or None for none.
+        """Return the JSON of the fields that files inherit from their manifest, for rows of a block.
+
+        The result is None if there are no such fields.
 
         Row ids exist only since format version 3. Sequence numbers are written only if the form requires them.
 
@@ -332,10 +334,12 @@ class _Residuals:
     def __init__(self, scan: ScanPlan, form: TaskForm, dialect: ClientDialect) -> None:
         self._scan = scan
         self._total_bytes_max = form.residual_bytes
+        """The maximum size of all residuals of the answer."""
         self._exact = form.exact_residuals
         self._needs_residuals = dialect.needs_residuals
         self._bound_by_name = dialect.binds_residuals
         self._residual_bytes_max = form.residual_bytes
+        """The maximum size of one residual. `set_file_count` divides the total by the number of files."""
         self._remaining_values = RESIDUAL_VALUES_MAX
         """The number of literals and predicates that may still be evaluated."""
         self._tautologies = collect_tautologies(scan.bound)
@@ -364,9 +368,10 @@ class _Residuals:
             self._encoded_residuals.clear()
 
     def encode_rows(self, block: Block, layout: BlockLayout, rows: Longs) -> tuple[Longs, Part]:
-        """Return the rows of the block whose partitions may match, and their residuals with the JSON key.
+        """Return the rows of the block whose partitions may match, and their residuals as encoded JSON members.
 
-        The residuals are a CONSTANT if all rows have the same residual, or a CHOICE, a list with one for each row.
+        The second result is a pair: CONSTANT and the residual of all rows, or CHOICE and a list with a residual for
+        each row. Each residual includes its JSON key.
 
         A plan may keep files of partitions that cannot match, if the filter has long lists or the time budget is
         exhausted. Such files are left out here: if partition values decide the filter, Spark does not filter the rows
@@ -445,10 +450,11 @@ class _Residuals:
         return residual_and_text[1]
 
     def _encode_bounded(self, residual: Expression, form: _ResidualForm) -> bytes:
-        """Encode a residual in at most `_residual_bytes_max` bytes, as the client requires.
+        """Encode a residual, usually in at most `_residual_bytes_max` bytes.
 
         If the residual is longer and the client needs it, it is replaced by a shorter condition that more rows satisfy.
-        If the client does not need it, it is omitted.
+        If the client does not need it, it is omitted. If the client filters rows by the residual alone, the residual is
+        not replaced, and can have any length.
 
         Args:
             residual: The part of the filter that the client must apply to the rows of a file.

@@ -47,7 +47,7 @@ Part = tuple[object, ...]
 """A part of the JSON text, in the format that `_answer.write` reads."""
 
 
-class error_context:  # noqa: N801  a context manager; each answer enters several, and a generator costs thrice as much
+class error_context:  # noqa: N801  each answer enters several of these contexts; a generator takes three times as long
     """A context manager that converts errors into `Corrupt` with the path of the block's manifest."""
 
     __slots__ = ("_block",)
@@ -93,7 +93,7 @@ class BlockLayout(NamedTuple):
 
 
 def get_layout(block: Block) -> BlockLayout:
-    """Return the layout of a block.
+    """Return the layout of a block: what the compiled writer needs to write its files. The result is cached.
 
     Raises:
         Corrupt: A required column is missing; the message names the manifest.
@@ -218,6 +218,12 @@ def encode_strings(block: Block, column: PackedColumn) -> Part:
 
 
 def _encode_integers(block: Block, column: PackedColumn) -> Part:
+    """Return a packed column of integers in the form that the compiled writer reads.
+
+    Returns:
+        The width of a code, the addresses of the codes and of the bits of present values, and the number that is added
+        to each code. An address is 0 if the column has no such data.
+    """
     packed_values = column.packed
     return (
         packed_values.width,
@@ -332,7 +338,7 @@ def _write_map(name: str, keys: list[str], texts: tuple[str | None, ...]) -> str
 
 
 def _make_count_reader(column: PackedColumn | None) -> Texts:
-    """Return the function that reads the counts of a column."""
+    """Return a function that reads the counts of a column as texts. A row without a count has None."""
     if column is None:
         return lambda rows: [None] * len(rows)
     return lambda rows: [None if count == MISSING else str(count) for count in read_longs_at(column, rows).tolist()]
@@ -544,7 +550,11 @@ class PartitionTexts:
 
 
 class _TextsOfView:
-    """The partition texts that the plans of a view share. Nearly all plans of a view have the same metadata."""
+    """The encoded partition tuples that plans of the same files share.
+
+    The files are in a view, which holds the decoded manifests of a snapshot in memory. Nearly all plans of a view have
+    the same metadata.
+    """
 
     def __init__(self) -> None:
         self.by_dialect: dict[ClientDialect, PartitionTexts] = {}
@@ -580,7 +590,7 @@ class PartitionTextCache:
     def get_texts_by_key(self, encoding: _Encoding) -> MemoryCache[bytes, bytes]:
         """Return the texts by partition key, for one combination of partition fields and client dialect.
 
-        Only the last `_ENCODINGS_MAX` combinations are kept.
+        Only the `_ENCODINGS_MAX` most recently used combinations are kept.
         """
         texts = self._by_encoding.get(encoding)
         if texts is None:
@@ -627,6 +637,9 @@ def _encode_float(target: str, value: float) -> str:
 
     JSON has neither infinity nor NaN. For infinity, the text is a number beyond the range of doubles, which parsers
     read as infinity.
+
+    Raises:
+        NotAcceptable: The value is NaN.
     """
     if math.isnan(value):
         raise NotAcceptable(

@@ -194,7 +194,7 @@ def _find_dimensions(schema: Schema, cube: IndexDefinition) -> dict[int, tuple[s
     """Return the finest dimension of each column, by column id: the name of its column in the groups, and its term.
 
     A cube may have a column as an hour and as a day. The finer dimension can answer requests for both. Dimensions
-    whose column has changed its type are left out.
+    whose column has changed its type, or has a type that groups do not support, are left out.
     """
     kinds = _list_kinds(schema)
     finest: dict[int, tuple[str, Term]] = {}
@@ -234,8 +234,8 @@ def _find_dimension(term: Term, finest: Mapping[int, tuple[str, Term]]) -> _Grou
         finest: For each column, the column of the groups with the finest dimension, and this dimension.
 
     Raises:
-        NotFromGroups: The cube has no such dimension. Or engines truncate the column in another way: by their time zone
-            for a `timestamptz`, and not to hours for a `date`.
+        NotFromGroups: The cube has no such dimension, or engines truncate the column in another way. They truncate a
+            `timestamptz` in their time zone, and do not truncate a `date` to hours.
     """
     column, dimension = finest.get(term.column_id, ("", term))
     if not column or _is_finer(term.transform, dimension.transform):
@@ -289,8 +289,11 @@ def _find_partials(schema: Schema, cube: IndexDefinition) -> tuple[dict[str, str
 def _check_measure(measure: Measure, *, floats: bool) -> None:
     """Check that the measure has the same value whether it is computed from groups or from rows.
 
-    Counts always have the same value. Sums of floats depend on the order of the rows, so the request can exclude them
-    by `floats`.
+    Counts always have the same value. Sums of floats depend on the order of the rows.
+
+    Args:
+        measure: The measure.
+        floats: Whether sums of floats, and averages of floats or integers, are accepted although they may differ.
 
     Raises:
         NotFromGroups: The value may differ.
@@ -374,7 +377,11 @@ def aggregate_groups(groups: pa.Table, answer: CubeAnswerColumns) -> pa.Table:
 
 
 def _filter_groups(groups: pa.Table, answer: CubeAnswerColumns) -> pa.Table:
-    """Return the groups that satisfy the condition of the request."""
+    """Return the groups that satisfy the condition of the request.
+
+    Raises:
+        NotFromGroups: The condition cannot be evaluated on the groups.
+    """
     if answer.condition == TRUE:
         return groups
     columns = {column_id: _to_array(groups[name]) for column_id, name in answer.filtered.items()}

@@ -212,7 +212,11 @@ class _GroupCombiner:
         return self._pending[0]
 
     def _combine_pending(self) -> None:
-        """Combine the pending groups to one table, and merge groups with equal dimensions."""
+        """Combine the pending groups to one table, and merge groups with equal dimensions.
+
+        Raises:
+            SegmentTooLarge: A sum does not fit its type.
+        """
         groups = pa.concat_tables(self._pending) if self._pending else self._schema.empty_table()
         if groups.num_rows:
             try:
@@ -374,11 +378,10 @@ class Segments:
     async def _locate_entries(
         self, entry: Entry, definition: IndexDefinition, ids: Ids, damaged_locations: frozenset[str]
     ) -> _Places:
-        """Return the index file and the entry number of each of these data files, from live index files.
+        """Return the index file and the entry number of each of these data files, from index files that plans may use.
 
-        An entry has the cube's groups of one data file.
-
-        The places are cached if all index files were opened and none is damaged.
+        An entry has the cube's groups of one data file. The places are cached if all index files were opened and none
+        is damaged.
         """
         index_files = await self._registry.load_files(entry)
         digest = (
@@ -450,7 +453,9 @@ class _Merger:
         return f"{self._prefix}/{self.tree.digest(group)}"
 
     async def merge(self, group: FileGroup) -> pa.Table:
-        """Return the cube's groups of rows, merged over a file group, and store them as a segment if possible.
+        """Return the cube's groups of rows, merged over a file group, and store them as a segment.
+
+        They are not stored if the file group has only one file, or if later files may change the file group.
 
         Raises:
             SegmentTooLarge: There are too many groups, or a sum does not fit its type.
@@ -547,7 +552,10 @@ def _read_entry(index_file: OpenIndex, number: int) -> EncodedGroups:
 
 
 def _encode_segment(segment: pa.Table) -> memoryview:
-    """Encode a segment for the local disk, as a cube with one entry. The format of cubes has checksums."""
+    """Encode a segment, the merged groups of several data files, for the local disk.
+
+    The result has the format of the files of cube indexes, because this format has checksums. It contains one entry.
+    """
     batches = segment.combine_chunks().to_batches()
     batch = batches[0] if batches else pa.RecordBatch.from_pylist([], segment.schema)
     return memoryview(b"".join(CUBE.encode([batch])))

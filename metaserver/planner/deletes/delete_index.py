@@ -182,6 +182,9 @@ class DeleteIndex:
         Position deletes are grouped by the path of their only data file, or else by partition. Deletion vectors are
         separate, because they replace other position deletes. Equality deletes have the scope of their partition, or
         apply to the whole table if their spec is unpartitioned.
+
+        Raises:
+            Corrupt: An entry is not a delete file or lacks a required field; the message names the manifest.
         """
         first = self._view.delete_starts[number]
         sequences = read_sequence_numbers(
@@ -268,7 +271,7 @@ class DeleteIndex:
         return [value * units_per_day if isinstance(value, int) else None for value in values]
 
     def _count_units_per_day(self, spec_id: int, field_id: int) -> int:
-        """Return the number of a partition field's units in one day.
+        """Return the number of units of a partition field in one day, such as microseconds for a timestamp.
 
         It is greater than 1 only for an identity field whose column is a timestamp in one of the table's schemas.
         """
@@ -348,7 +351,8 @@ class DeleteIndex:
             if (starts >= 0).any()
         ]
         # The start positions in all parts determine which deletes apply. So number the combinations of start positions
-        # (a start is -1 or more), and compute the deletes once for each combination, for an example of its files.
+        # (a start is -1 or more). All files of a combination have the same deletes, so compute these only for one file
+        # of each combination (`examples`).
         combinations = np.zeros(len(positions), dtype=np.int64)
         examples = positions
         for _, starts in parts:
@@ -406,7 +410,11 @@ class _DeleteCollector:
         self._parts.append((groups, sequences, deletes))
 
     def collect_columns(self) -> tuple[Longs, Longs, Longs]:
-        """Return (groups, sequence numbers, delete rows)."""
+        """Return three parallel columns with one row for each added pair of a group and a delete file.
+
+        The columns are the group (the id of a path or of a partition), the sequence number of the delete file, and its
+        position among the delete files of the view.
+        """
         if not self._parts:
             return (np.empty(0, dtype=np.int64),) * 3
         groups, sequences, deletes = (np.concatenate(column) for column in zip(*self._parts, strict=True))
@@ -485,6 +493,9 @@ def _read_referenced_files(block: Block, rows: Longs, is_vector: npt.NDArray[np.
     """Return the single data file that each position delete refers to, or None if a delete may refer to several files.
 
     Truncated bounds suffice: if the lower bound equals the upper bound, it is the full path.
+
+    Raises:
+        Corrupt: A deletion vector does not name its data file; the message names the manifest.
     """
     referenced_files = read_strings(block.find_text_column("referenced_data_file"), rows)
     if None not in referenced_files:

@@ -92,7 +92,9 @@ class EqualityDeletes:
     def iter_applicable_pairs(
         self, pieces: Sequence[Piece], sequences: Longs, scopes: Sequence[Longs]
     ) -> Iterator[tuple[Longs, Longs]]:
-        """Yield (positions, delete rows) of all applicable pairs, unordered, in batches of limited size.
+        """Yield the pairs of a data file and a delete file that applies to it, unordered, in batches of limited size.
+
+        A batch has two arrays: the positions of the data files, and the positions of the delete files in the view.
 
         Args:
             pieces: The requested data files, as rows of blocks.
@@ -123,9 +125,11 @@ class _Level(NamedTuple):
 class _DataFiles(NamedTuple):
     """The requested data files, one row each.
 
+    A leaf of the search tree is a delete file. The scope of a data file is its partition, or the whole table.
+
     Attributes:
         sequence: The sequence number of each data file.
-        end: The end (exclusive) of the leaves, the delete files, in the data file's scope.
+        end: The position after the last leaf in the data file's scope.
         flags: Whether the data file may contain nulls or NaNs, for each column.
     """
 
@@ -150,6 +154,14 @@ class _ColumnGroup:
         members: list[EqualityDelete],
         schemas: Sequence[Schema],
     ) -> None:
+        """Build the search tree of the deletes.
+
+        Args:
+            blocks: The view's blocks of delete files.
+            ids: The ids of the equality columns.
+            members: The deletes.
+            schemas: All schemas of the table.
+        """
         pieces = [
             (blocks[number], np.array([delete.row for delete in rows], dtype=np.int64))
             for number, rows in groupby(members, key=lambda delete: delete.block)
@@ -165,6 +177,8 @@ class _ColumnGroup:
         self._scopes, firsts = np.unique(scopes[order], return_index=True)
         self._firsts: Longs = np.append(firsts, len(order))
         self._newest: Longs = np.maximum.reduceat(sequence[order], firsts)
+        # The delete files are the leaves of a tree. A node has the limits of all delete files below it, so a search
+        # skips the nodes whose delete files cannot apply to a data file.
         leaves = _Level(
             sequence[order],
             tuple(lower[order] for lower, _, _ in ranks),
@@ -503,7 +517,7 @@ def _compute_ranks(
     is_empty: npt.NDArray[np.bool_],
     empty_rank: int,
 ) -> Longs:
-    """Return the rank of each value: the number of items of `sorted_values` that are less than the value.
+    """Return the rank of each value: the number of items of `sorted_values` that precede the value.
 
     Args:
         sorted_values: The values among which to rank, ascending.

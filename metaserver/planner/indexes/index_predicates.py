@@ -115,11 +115,11 @@ class IndexProjection:
     def definitions(self) -> tuple[IndexDefinition, ...]:
         """The definitions of indexes that can prune, alone or together with statistics of columns."""
         mixed_fields = (self.by_field[predicate.column_id] for predicate in self._disjunction_index_predicates)
-        return tuple({definition.id: definition for definition in (*self.prunable_definitions, *mixed_fields)}.values())
+        return tuple({definition.id: definition for definition in (*self.pruning_definitions, *mixed_fields)}.values())
 
     @cached_property
-    def prunable_definitions(self) -> tuple[IndexDefinition, ...]:
-        """The definitions of indexes that can leave out files alone, without statistics of columns."""
+    def pruning_definitions(self) -> tuple[IndexDefinition, ...]:
+        """The definitions of indexes that can leave out files without the help of column statistics."""
         fields = dict.fromkeys(predicate.column_id for predicate in collect_predicates(self.expression))
         definitions = [self.by_field[field_id] for field_id in fields] + [
             definition for definition, _ in self.composite

@@ -169,7 +169,8 @@ class IndexSelection:
     ) -> IndexProjection | None:
         """Return the conditions that indexes evaluate, or None if there are none.
 
-        A long filter is projected in a thread, so that it does not block the event loop.
+        A long scan has a long filter or dynamic filters. Its filters are projected in a thread, so that they do not
+        block the event loop.
         """
         filter = join_by_and(bound_scan.bound, bound_scan.attribute_filter)
         if bound_scan.is_long:
@@ -232,7 +233,8 @@ class IndexSelection:
         """Evaluate all predicates of the plan in a large index file, with range reads.
 
         Returns:
-            None if the index file cannot evaluate all of the predicates. The plan then needs the whole file.
+            None if the index file cannot evaluate all of the predicates, if these have too many values, or if the file
+            cannot be read by range. The plan then needs the whole file.
         """
         predicates = projection.select_predicates(file.definition)
         values = sum(len(bound.values) for predicate in predicates for bound in predicate.predicates)

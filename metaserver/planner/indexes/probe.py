@@ -95,7 +95,7 @@ class Probe:
         There is a step for each kind of index, then a step for disjunctions that also need statistics, and a step
         that combines bitmap indexes row by row.
         """
-        used_kinds = {definition.kind for definition in self.projection.prunable_definitions}
+        used_kinds = {definition.kind for definition in self.projection.pruning_definitions}
         kinds: frozenset[str] = frozenset()
         for kind in KINDS:
             if kind in used_kinds:
@@ -252,7 +252,10 @@ class Probe:
         return KINDS[self.projection.by_field[predicate.column_id].kind].answers_rows
 
     def narrow_by_row(self, selection: FileSelection, is_expired: Expired) -> None:
-        """Remove the files in which no single row satisfies the predicates of all bitmap indexes."""
+        """Remove the files in which no single row satisfies the predicates of all bitmap indexes.
+
+        If the time of the plan expires, the remaining files are kept.
+        """
         kept_flags = np.ones(self.view.file_count, dtype=np.uint8)
         conjuncts, remainder = self._split_conjuncts()
         for position in selection.list_positions().tolist():
@@ -295,11 +298,11 @@ class Probe:
         return coverage is not None and all(part.location in self.open_indexes for part in coverage.parts)
 
     def _find_wanted_keys(self, predicate: Bound) -> WantedKeys | None:
-        """Return the keys that match a predicate, as a span or a set of codes.
+        """Return the keys that match a predicate, as an interval of codes (`KeySpan`) or as a set of codes (`KeySet`).
 
         Returns:
-            None if the predicate also matches nulls or NaNs. Also None unless its keys are codes, which are integers,
-            and form one span or a list.
+            None if the predicate also matches nulls or NaNs, if the keys are not represented by integer codes, or if
+            the codes are neither one interval nor a list of single values.
         """
         query = self._make_query(IndexPredicate(self.projection.by_field[predicate.column_id], (predicate,)))
         if not isinstance(query, BitmapQuery):
@@ -360,7 +363,8 @@ class Probe:
         """Return the index file that covers the file: its location, the file's number in it, and its bitmaps.
 
         Returns:
-            None if no index file covers the file, or if the number of rows in the bitmaps is not that of the file.
+            None if no available index file covers the file, or if the index file is damaged. It is also damaged if the
+            number of rows in the bitmaps is not that of the file. The damage is noted in `damaged`.
         """
         coverage = self.coverage.get(predicate.definition.id)
         location_and_file = None if coverage is None else coverage.find_index_file(position)

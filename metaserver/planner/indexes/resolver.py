@@ -83,7 +83,7 @@ class IndexResolver:
         """
 
         async def probe_index(index: RemoteIndexFile) -> RemoteRows | None:
-            located_rows = None if hashes is None else await index.record.look_up_rows(*hashes)
+            located_rows = None if hashes is None else await index.record_index.look_up_rows(*hashes)
             return None if located_rows is None else RemoteRows(index.location, index.files, located_rows)
 
         live_files = (await self._indexes.registry.load_files(entry)).list_live_files(definition.id)
@@ -153,9 +153,16 @@ class IndexResolver:
             index.files[location] = load_result
 
     async def schedule_verification(self, entry: Entry, damaged_files: Mapping[str, str]) -> None:
-        """Schedule a check of damaged index files.
+        """Verify the stored objects of damaged index files, and wait for the result.
 
-        The method never raises.
+        An index file whose stored object is damaged too is quarantined. The verification itself raises no error.
+
+        Args:
+            entry: The entry of the table.
+            damaged_files: The reason for each damaged index file, by location.
+
+        Raises:
+            RetryLater: The list of the index files is not cached, and the database does not answer.
         """
         if damaged_files:
             registered_files = await self._indexes.registry.load_files(entry)

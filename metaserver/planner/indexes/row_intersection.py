@@ -67,13 +67,17 @@ class Conjunct:
         """
         self._keys = keys
         self._damaged_files = damaged_files
-        self.parts = [self._get_part(part.location, indexes_by_location) for part in coverage.parts]
+        self.parts = [self._open_conjunct_file(part.location, indexes_by_location) for part in coverage.parts]
         self._part_numbers, self._file_numbers = (numbers.tolist() for numbers in coverage.by_position)
         self.share = min((part.share for part in self.parts if part is not None), default=1.0)
         """The approximate fraction of the existing keys that the conjunct selects."""
 
-    def _get_part(self, location: str, indexes_by_location: Mapping[str, OpenIndex]) -> _ConjunctIndexFile | None:
+    def _open_conjunct_file(
+        self, location: str, indexes_by_location: Mapping[str, OpenIndex]
+    ) -> _ConjunctIndexFile | None:
         """Return the bitmaps of the index file at this location, with the share of its keys that the conjunct selects.
+
+        If the index file is damaged, the method also records the reason in `_damaged_files`.
 
         Returns:
             None if the index file cannot be used. Also None if the conjunct selects all keys of the index file,
@@ -137,7 +141,7 @@ def has_row(conjuncts: Sequence[Conjunct], position: int, find_other_rows: Calla
     """
     columns: list[Column] = []
     used_parts: list[tuple[Conjunct, _ConjunctIndexFile]] = []
-    # The conjuncts whose columns the kernel cannot read.
+    # The conjuncts whose columns the compiled code cannot read.
     other_conjuncts: list[tuple[Conjunct, _ConjunctIndexFile, int]] = []
     records = 0
     for conjunct in conjuncts:
@@ -168,7 +172,7 @@ def has_row(conjuncts: Sequence[Conjunct], position: int, find_other_rows: Calla
         # The compiled code reads at most `COLUMNS_MAX` columns. Without the others, it may find a row that does not
         # match, so a file may stay that could be left out.
         return any_row(columns[:COLUMNS_MAX], records, candidate_rows)
-    except ValueError as error:  # The kernel does not report which column is damaged.
+    except ValueError as error:  # The compiled code does not report which column is damaged.
         for conjunct, part in used_parts:
             conjunct.mark_damaged(part, str(error))
         return True

@@ -175,7 +175,8 @@ class Dimensions:
     async def find_keys(self, request: DimensionRequest, until_s: float) -> tuple[KeySet, ...]:
         """Return the keys of each column. Null is not among the keys.
 
-        The method waits until `until_s`, in monotonic seconds.
+        If the request has operators, the result has the starts and the ends of spans instead. The method waits at most
+        until `until_s`, in monotonic seconds. After that, the keys are still computed for later requests.
 
         Raises:
             DimensionSkipped: The keys cannot be determined, or are not ready in time.
@@ -201,7 +202,7 @@ class Dimensions:
     ) -> Expression:
         """Plan the scan, and return the condition that `read_value` derives from the plan in a thread.
 
-        The method waits until `until_s`, in monotonic seconds.
+        The method waits at most until `until_s`, in monotonic seconds.
 
         Raises:
             DimensionSkipped: No condition can be derived, or it is not ready in time.
@@ -235,7 +236,8 @@ class Dimensions:
         """Read the columns of the request, and return the keys of the rows that may match.
 
         Raises:
-            DimensionSkipped: A limit is exceeded, or a data file cannot be read.
+            DimensionSkipped: A limit is exceeded, the number of rows of a file is unknown, or a data file cannot be
+                read.
         """
         scan = await self._planner.plan(request.bound_scan, request.entry)
         files = await asyncio.to_thread(list_files_at, scan, scan.entry_ids)
@@ -407,6 +409,9 @@ def _collect_spans(
         request: The request, with the compared columns and the operators.
         columns_by_file: The columns of each file of the dimension table.
         rows: The selected rows of each file, or None for all rows.
+
+    Raises:
+        DimensionSkipped: The values cannot be converted to the type of the planned table's column.
     """
     kind = request.columns[0][1]
     try:

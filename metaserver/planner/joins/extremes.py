@@ -33,7 +33,7 @@ FILES_MAX = 10_000
 
 @dataclass(frozen=True)
 class RowsOutside:
-    """The rows that the extreme excludes, because the filter is not true for them. An extreme is a minimum or maximum.
+    """The rows that are not considered for a minimum or maximum, because the filter is not true for them.
 
     Attributes:
         condition: A condition that is true for at least these rows.
@@ -79,9 +79,10 @@ def find_extreme_limits(
 
 
 def _find_outer_bound(extreme: str, files: FoundFiles, statistics: FoundStatistics) -> tuple[int, ...] | None:
-    """Return the bound that no value of the column exceeds, as a tuple with one item.
+    """Return a limit of all values of the column, as a tuple with one item.
 
-    For the maximum, it is the greatest upper bound. For the minimum, it is the least lower bound.
+    For the maximum, no value is greater than the limit, which is the greatest upper bound of the files. For the
+    minimum, no value is less than the limit, which is the least lower bound.
 
     Returns:
         An empty tuple if a file that may have a value has no bound, or None if no file has a value.

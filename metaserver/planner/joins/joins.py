@@ -110,19 +110,19 @@ class RequestedJoin:
     - `RANGE`: the column is in a range of values of the other table (`ranges.py`).
     """
     any_of: int | None = None
-    """The number of a group of alternative joins. A row needs a partner in at least one join of the group."""
+    """The number of a group of alternative joins. A row needs a matching row in at least one of these joins."""
     exempt_condition: Expression = FALSE
-    """A condition on the planned table's columns. Rows that may match the condition need no partner."""
+    """A condition on the planned table's columns. Rows that may match the condition need no matching row."""
     operators: tuple[str, ...] = ()
     outside: Expression | None = None
     star: StarCondition | None = None
-    """The condition on attributes of the other table that each partner satisfies, and that indexes evaluate."""
+    """The condition on attributes of the other table that each matching row satisfies, and that indexes evaluate."""
     needs_keys: bool = True
     """Whether keys may leave out rows that `star` does not leave out."""
 
     @property
     def is_filter(self) -> bool:
-        """Whether each row needs a partner with an equal value, so that the join gives a dynamic filter."""
+        """Whether each row needs a matching row with an equal value, so that the join gives a dynamic filter."""
         return self.transform == IDENTITY and self.any_of is None and self.exempt_condition == FALSE
 
 
@@ -172,10 +172,11 @@ class JoinFilters(NamedTuple):
 async def add_star_conditions(
     planner: Planner, bound_scan: BoundScan, entry: Entry | None, joins: Sequence[RequestedJoin]
 ) -> list[RequestedJoin]:
-    """Add to each join the condition on attributes that the indexes of the planned table can evaluate.
+    """Add to each join the condition on attributes that the indexes of the planned table can evaluate (star condition).
 
-    An attribute is a column of a joined table. An index of the planned table can contain the attribute of each row.
-    The arguments stay unchanged, and the result has the changed joins.
+    In a star schema, the planned table refers to dimension tables. An attribute is a column of such a joined table. An
+    index of the planned table can contain the attribute of each row. The arguments stay unchanged, and the result has
+    the changed joins.
 
     Args:
         planner: The planner.
@@ -186,16 +187,21 @@ async def add_star_conditions(
     definitions = read_definitions(bound_scan.metadata).enabled
     if not any(definition.dimension_tables for definition in definitions):
         return list(joins)
-    return [await _add_star_condition(planner, bound_scan, entry, join, definitions) for join in joins]
+    return [await _add_attribute_condition(planner, bound_scan, entry, join, definitions) for join in joins]
 
 
-async def _add_star_condition(
+async def _add_attribute_condition(
     planner: Planner,
     bound_scan: BoundScan,
     entry: Entry | None,
     join: RequestedJoin,
     definitions: Sequence[IndexDefinition],
 ) -> RequestedJoin:
+    """Return the join with the condition that its filter implies on attributes in indexes of the planned table.
+
+    Without such a condition, the join is returned unchanged. If the condition contains the whole filter, and indexes
+    cover all files of the scan, the keys of the joined table are not read, because they would exclude no further rows.
+    """
     if join.transform != IDENTITY or join.snapshot_id is None:
         return join
     keys = [
@@ -215,7 +221,7 @@ async def _add_star_condition(
 async def build_join_filters(dimensions: Dimensions, joins: Sequence[RequestedJoin], until_s: float) -> JoinFilters:
     """Return the dynamic filters and the condition that follow from a table's joins.
 
-    Joins with the same number `any_of` are alternatives: a row needs a partner in only one of them. If one of them
+    Joins with the same number `any_of` are alternatives: a row needs a matching row in only one of them. If one of them
     cannot be used, none is used. The function waits until `until_s`, in monotonic seconds.
     """
     results = await gather([partial(_build_filters, dimensions, join, until_s) for join in joins])
@@ -297,6 +303,7 @@ async def _build_filters(dimensions: Dimensions, join: RequestedJoin, until_s: f
     try:
         if not pairs:
             raise DimensionSkipped(f"{join.on[0].kind} and {join.on[0].other_kind} cannot be compared by keys")
+        # Spark and DuckDB order NaN above all numbers, so a row with NaN satisfies > and >=.
         request = ScanRequest(filter=join.filter, snapshot_id=join.snapshot_id, nan_above=True)
 
         def bind() -> BoundScan:
@@ -332,12 +339,18 @@ async def _build_extreme_condition(dimensions: Dimensions, join: RequestedJoin, 
     """Return the condition on the column that is compared with the extreme of the other table's column.
 
     The extreme, a minimum or maximum, is not read from rows. Its limits follow from the statistics of the files.
+
+    Args:
+        dimensions: Plans the scan of the other table.
+        join: The join.
+        until_s: The time until which the function waits, in monotonic seconds.
     """
     pair, op = join.on[0], join.operators[0]
     condition: Expression = TRUE
     try:
         if join.joins or join.likes:
             raise DimensionSkipped("statistics do not show the extreme of the rows that satisfy joins or LIKE")
+        # Spark and DuckDB order NaN above all numbers, so a row with NaN satisfies > and >=.
         request = ScanRequest(filter=join.filter, snapshot_id=join.snapshot_id, nan_above=True)
         bound_scan = BoundScan.bind(join.metadata, request)
 
@@ -375,10 +388,15 @@ def _is_decided_by_statistics(predicate: Bound) -> bool:
 
 
 def _make_range_condition(pair: Pair, starts: KeySet, ends: KeySet) -> Expression:
-    """Return the condition that a column is in one of the spans.
+    """Return the condition that a column is in one of the ranges.
+
+    Args:
+        pair: The column, and the column of the other table.
+        starts: The start of each range.
+        ends: The end of each range.
 
     Raises:
-        DimensionSkipped: No condition follows from the spans.
+        DimensionSkipped: No condition follows from the ranges.
     """
     try:
         return make_range_condition(PlannedColumn(pair.column_id, pair.name, pair.kind), starts, ends)

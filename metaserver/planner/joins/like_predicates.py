@@ -90,7 +90,7 @@ def match_rows_by_like(likes: Sequence[AnyLike], columns: Columns) -> Mask | Non
 def _match_keys(predicate: LikePredicate, keys: Distinct) -> Mask:
     """Return whether each key may match the predicate, bool[keys].
 
-    A cut key may always match, because its end is unknown. With `lower` or `upper`, so may a key with characters
+    A truncated key may always match, because its end is unknown. With `lower` or `upper`, so may a key with characters
     outside of ASCII, because engines convert them in different ways.
     """
     assert keys.starts is not None

@@ -93,10 +93,13 @@ def merge_ordinals(ordinals: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _number_period(value: int, kind: str, transform: str) -> int | None:
-    """Return the number of the period that begins at the value. For years, the value may be the year itself.
+    """Return the number of the period that begins at the value. An integer value is a year.
 
     Returns:
         None if no period begins at the value.
+
+    Raises:
+        ValueError: The year or time is outside of the supported years.
     """
     if kind in _YEAR_KINDS:
         # An integer value is a year, not a time.

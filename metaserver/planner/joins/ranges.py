@@ -109,6 +109,7 @@ def to_inclusive_limits(values: Longs, op: str, kind: str, value_kind: str) -> t
     if {kind, value_kind} != {"date", "timestamp"}:
         limits = values
         if kind in FLOATS and not is_strict:
+            # 0.0 and -0.0 are equal, but different integers. A limit at either zero must include both.
             zeros = (_ZERO, _NEGATIVE_ZERO) if is_lower else (_NEGATIVE_ZERO, _ZERO)
             limits = np.where(values == zeros[0], zeros[1], values)
     else:
@@ -134,7 +135,13 @@ def to_inclusive_limits(values: Longs, op: str, kind: str, value_kind: str) -> t
 
 
 def make_limit_condition(column: PlannedColumn, op: str, value: int, value_kind: str) -> Expression:
-    """Return the condition that a column is less or greater than a value of the type `value_kind`.
+    """Return the condition `column op value` for a value of the type `value_kind`.
+
+    Args:
+        column: The column.
+        op: The operator: `<`, `<=`, `>` or `>=`.
+        value: The value. For a float, an integer that has the order of the floats.
+        value_kind: The type of the value.
 
     Raises:
         ValueError: The value has no exact counterpart of the column's type.
@@ -245,8 +252,9 @@ def compute_spans(
     Ranges that overlap or touch are merged.
 
     Args:
-        columns: For each operator, the codes of a column of the other table, bool[rows], whether each row has a code,
-            and the type of the column. A code is an unsigned integer that has the order of the values.
+        columns: For each operator, a column of the other table as a tuple (codes, is_present, kind). The codes are
+            unsigned integers in the order of the values. `is_present`, bool[rows], marks the rows that have a code.
+            `kind` is the type of the column.
         operators: The operators between the column of the planned table and `columns`. All of them must be true.
         kind: The type of the column of the planned table.
 
@@ -353,7 +361,11 @@ def _measure_distances(values: Distinct, starts: Longs, ends: Longs) -> Codes:
 
 
 def _select_keys_at_ranks(values: Distinct, ranks: Longs, kind: str) -> KeySet:
-    """Return the keys at ascending ranks. The rank -1 means that a span has no start, and the number of keys no end."""
+    """Return the keys at ascending ranks, as the starts or the ends of ranges.
+
+    The rank -1 gives a key below all values, for a range without a start. A rank equal to the number of values gives a
+    key above all values, for a range without an end.
+    """
     all_keys = KeySet(kind, values)
     keys = [
         _LOWEST if rank < 0 else _HIGHEST if rank == len(values) else bytes(all_keys.get_key(rank))

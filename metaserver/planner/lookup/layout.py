@@ -25,6 +25,7 @@ class Axis(NamedTuple):
     """The distinct bounds of a column's files in ascending order, each with a position from 0 to 1 for a diagram.
 
     Attributes:
+        keys: The bounds, an array of numbers or a list of bytes. The rank of a key is its index.
         by_value: Whether positions are proportional to the values. If it is False, they are proportional to the ranks.
     """
 
@@ -34,12 +35,16 @@ class Axis(NamedTuple):
     by_value: bool
 
     def get_key(self, rank: int) -> Key:
-        """Return the bound at a rank."""
+        """Return the key at a rank."""
         key: Key = self.keys[rank] if isinstance(self.keys, list) else self.keys[rank].item()
         return key
 
     def list_ranks(self, count: int) -> Longs:
-        """Return the distinct ranks of the values at `count` evenly spaced positions, or of the next lower values."""
+        """Return the distinct ranks of the values at `count` evenly spaced positions.
+
+        The positions are from 0 to 1. If no value is at a position, the result has the last value before the position,
+        or the first value if there is none.
+        """
         if not len(self.positions):
             return np.empty(0, dtype=np.int64)
         positions = np.searchsorted(self.positions, np.linspace(0.0, 1.0, count), side="right") - 1
@@ -91,8 +96,8 @@ class Bar(NamedTuple):
     """A group of files with neighbouring ranges of a column's values, which a diagram shows as one bar.
 
     Attributes:
-        low, high: The positions of the lowest lower bound and the highest upper bound.
-        median: The position of the median upper bound.
+        low, high: The positions on the axis, from 0 to 1, of the lowest lower bound and the highest upper bound.
+        median: The position on the axis of the median upper bound.
     """
 
     files: int
@@ -127,6 +132,7 @@ def read_layouts(snapshots: Sequence[FoundFiles], column: RequestedColumn, by_ra
 def build_bars(ranges: Ranges, axis: Axis, count: int) -> list[Bar]:
     """Return at most `count` bars, ordered by lower and then by upper bound.
 
+    A bar has the positions of the lowest lower bound, the median upper bound and the highest upper bound of its files.
     If there are at most `count` files, each file is a bar.
     """
     files = len(ranges.lower)
@@ -174,7 +180,8 @@ def _read_known_bounds(stats: FoundStatistics) -> tuple[Any, Any]:
 def _build_axis(bounds: Sequence[Any], by_rank: bool) -> tuple[Axis, list[Longs]]:
     """Return the axis of all keys, and for each item of `bounds`, the ranks of its keys.
 
-    Numbers are placed by value, unless `by_rank` is True or a key is infinite. Strings are always placed by rank.
+    Numbers are placed by value, unless `by_rank` is True, a key is infinite, or there is only one key. Strings are
+    always placed by rank.
     """
     if any(isinstance(item, list) for item in bounds):
         texts: list[Key] = sorted({key for item in bounds for key in item})

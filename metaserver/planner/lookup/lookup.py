@@ -133,11 +133,11 @@ class FoundFiles:
 
         The array is read-only, like every array of a lookup, because a constant column is stored as one value.
         """
-        return self._read_longs(self._layouts.read_longs(self.view, name))
+        return self._read_longs(self._layouts.find_number_layouts(self.view, name))
 
     def read_texts(self, name: str) -> Strings:
         """Return `file_path`, `file_format`, `key_metadata` or `referenced_data_file` of each file."""
-        return self._read_strings(self._layouts.read_texts(self.view, name))
+        return self._read_strings(self._layouts.find_text_layouts(self.view, name))
 
     def repeat_by_segment(self, values: Sequence[int]) -> Longs:
         """Repeat the value of each segment for the files of the segment, and return int64[files]."""
@@ -164,7 +164,7 @@ class FoundFiles:
     def slice_files(self, start: int, end: int) -> FoundFiles:
         """Return the files from index `start` (included) to `end` (excluded).
 
-        The columns of the table are the block, the first row, the number of files, and the start in `picks`.
+        The columns of `_table` are the block, the first row, the number of files, and the start in `picks`.
         """
         if start <= 0 and end >= self.file_count:
             return self
@@ -432,7 +432,11 @@ class _Layouts:
 
     def __init__(self, view: TableView) -> None:
         self.whole: Longs = np.zeros((len(view.blocks), 4), dtype=np.int64)
-        """int64[blocks, 4]: for each block, the segment of all of its rows."""
+        """int64[blocks, 4]: for each block, the segment of all of its rows.
+
+        The columns are the number of the block, its first row, its number of rows, and -1, because the rows are
+        consecutive (`FoundFiles`).
+        """
         self.whole[:, 0] = np.arange(len(view.blocks))
         self.whole[:, 2] = view.row_counts
         self.whole[:, 3] = -1
@@ -443,7 +447,7 @@ class _Layouts:
         cached_columns = [column for columns in list(self._bound_columns.values()) for column in columns]
         return self.whole.nbytes + sum(column.size_bytes for column in cached_columns)
 
-    def read_longs(self, view: TableView, name: str) -> tuple[BoundColumn, ...]:
+    def find_number_layouts(self, view: TableView, name: str) -> tuple[BoundColumn, ...]:
         """Return the layouts of a column of numbers in all blocks."""
         cached_columns = self._bound_columns.get(key := (name, _NUMBER))
         return (
@@ -452,7 +456,7 @@ class _Layouts:
             else cached_columns
         )
 
-    def read_texts(self, view: TableView, name: str) -> tuple[BoundColumn, ...]:
+    def find_text_layouts(self, view: TableView, name: str) -> tuple[BoundColumn, ...]:
         """Return the layouts of a column of texts in all blocks."""
         cached_columns = self._bound_columns.get(key := (name, _TEXT))
         return (

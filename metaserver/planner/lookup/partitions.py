@@ -115,7 +115,7 @@ def _group_rows(segment: Segment) -> tuple[Longs, Longs]:
 def _read_ordinals(column: PackedColumn, rows: Longs) -> Longs:
     """Return numbers that are equal if and only if the column's values are equal, int64[rows].
 
-    Floats are compared by their bits, and all NaNs get the same bits. A missing value is -1.
+    Floats are compared by their bits, and all NaNs get the same bits. All missing values have the same number.
     """
     if column.packed.form == Form.STRINGS:
         ids: dict[bytes | None, int] = {}

@@ -141,11 +141,14 @@ class Prefix:
 class _BlockValues:
     """The value of a partition field in each block of one spec whose rows all have the same value.
 
-    `complete` is False if the values of some block are not known. This happens for floats, and for types that need a
-    conversion.
+    Attributes:
+        complete: Whether the values of all blocks are known. They are not known for floats, and for types that need a
+            conversion.
+        has_mixed_nulls: Whether a block has both rows that are null and rows that are not.
     """
 
     def __init__(self, view: TableView, spec_id: int, field_id: int, kind: str) -> None:
+        """Index the blocks of one spec by the value of a partition field, and list the blocks with several values."""
         column = view.partition(field_id, kind)
         numbers_of_spec = [
             number for number in np.flatnonzero(view.spec_ids == spec_id).tolist() if view.blocks[number].rows
@@ -183,7 +186,8 @@ class _BlockValues:
         have several values.
 
         Returns:
-            None if a block may contain this value and other values.
+            None if a block may contain this value and other values, if the values of a block are unknown, or if the
+            operator of the predicate is not `=` or IS NULL.
         """
         if not self.complete:  # The values of some block are not known.
             return None
@@ -251,7 +255,7 @@ def _read_prefix(text: str, table: _TableFields) -> Prefix:
     """Parse a prefix with the partition fields of a table.
 
     Raises:
-        BadRequest: The prefix names an unknown field.
+        BadRequest: The prefix is malformed, names an unknown field, or has an invalid value.
     """
     values = _parse_partition(text)
     if not values:
@@ -271,8 +275,8 @@ def _read_prefix(text: str, table: _TableFields) -> Prefix:
 class _Field(NamedTuple):
     """A partition field in one spec.
 
-    `kind` is None if no schema defines the type of its values. `base` is the type without its parameters; `written` is
-    the type with which values are parsed.
+    `kind` is None if no schema defines the type of its values. `base` is the type without its parameters.
+    `parsed_kind` is the type as which the values in a request are parsed.
     """
 
     id: int
@@ -280,7 +284,7 @@ class _Field(NamedTuple):
     transform: str
     kind: str | None
     base: str
-    written: str
+    parsed_kind: str
 
 
 _Fields = Mapping[str, Mapping[int, _Field | None]]
@@ -372,9 +376,8 @@ def _parse_partition(text: str) -> dict[str, _RawValue]:
 def _build_filters_by_spec(fields: _Fields, values: dict[str, _RawValue]) -> dict[int, Expression]:
     """Build the condition on the partition values of each spec from the values in a partition prefix.
 
-    If a spec lacks a field of the prefix, its condition is FALSE.
-
-    A field may have different types in different specs, so a value need be valid in only one of them.
+    If a spec lacks a field of the prefix, or if a value is invalid for its field in this spec, the condition of this
+    spec is FALSE. A field may have different types in different specs, so a value need be valid in only one of them.
 
     Raises:
         BadRequest: A value is invalid for its field in all specs.
@@ -399,9 +402,10 @@ def _build_filters_by_spec(fields: _Fields, values: dict[str, _RawValue]) -> dic
 
 
 def _find_field(metadata: TableMetadata, spec: PartitionSpec, name: str) -> _Field | None:
-    """Return the spec's field with this name. If there is none, use the field id that the name has in another spec.
+    """Return the spec's field with this name.
 
-    A partition field can be renamed, and keeps its id.
+    If there is none, return the field whose id belongs to this name in another spec, because a partition field can be
+    renamed and keeps its id. If there is no such field either, return None.
     """
     match = next((field for field in spec.fields if field.name == name), None)
     if match is None:
@@ -413,21 +417,22 @@ def _find_field(metadata: TableMetadata, spec: PartitionSpec, name: str) -> _Fie
     kind = get_field_kind(metadata, match)
     base = get_base_name(kind or "")
     # A decimal may have one digit more than the column's type after `truncate`.
-    written_type = f"decimal(38, {get_decimal_scale(kind or '')})" if base == "decimal" else kind or ""
+    parsed_kind = f"decimal(38, {get_decimal_scale(kind or '')})" if base == "decimal" else kind or ""
     return _Field(
         match.field_id,
         match.name,
         get_transform_name(canonicalize_transform(match.transform)),
         kind,
         base,
-        written_type,
+        parsed_kind,
     )
 
 
 def get_field_kind(metadata: TableMetadata, field: PartitionField) -> str | None:
     """Return the current type of a partition field's values, or None if no schema defines it.
 
-    If the source column was dropped, its type is that of the newest schema with the column.
+    It is also None for a field with several source columns. If the source column was dropped, its type is that of the
+    newest schema with the column.
     """
     if len(field.sources) != 1:
         return None
@@ -490,7 +495,7 @@ def _parse_value(field: _Field, raw: _RawValue) -> Value | None:
     elif not isinstance(raw_value, bool | int | float):
         raise ValueError(f"{str(raw_value)[:100]!r} is not a value of type {field.kind}")
     try:
-        literal = parse_literal(field.written, raw_value)
+        literal = parse_literal(field.parsed_kind, raw_value)
     except BadRequest as error:
         raise ValueError(error.message) from None
     return None if isinstance(literal, _OUT_OF_RANGE) else literal
@@ -501,7 +506,11 @@ _FLOATS = ("nan", "infinity")
 
 
 def _parse_ordinal(transform: str, text: str) -> int:
-    """Parse a year, month or hour in Iceberg's format, and return its number since 1970 ("Partition Transforms")."""
+    """Parse a year, month or hour in Iceberg's format, and return its number since 1970 ("Partition Transforms").
+
+    Raises:
+        ValueError: The text does not have the format.
+    """
     match = _ORDINAL_PATTERNS[transform].fullmatch(text)
     example = {"year": "2024", "month": "2024-01", "hour": "2024-01-01-05"}[transform]
     if match is None:
@@ -525,7 +534,7 @@ def _list_leaves(expression: Expression) -> tuple[Bound, ...]:
 
 
 def _row_matches(block: Block, row: int, predicates: tuple[Bound, ...]) -> bool:
-    """Return whether one row matches all predicates.
+    """Return whether one row matches all predicates, each of which is `=`, IS NULL or IS NAN.
 
     The comparison is in Python, because the compiled code supports neither dates that were promoted to timestamps nor
     fields that the block lacks.

@@ -103,9 +103,10 @@ class _PrincipalMemory:
         self._blocks: dict[Block, _CountedBlock] = {}
 
     def put(self, key: ViewKey, cached_view: CachedView) -> None:
-        """Add a view of the principal.
+        """Add a view, the decoded files of a snapshot, to the views that the principal has requested.
 
-        Several views may share a block. It counts once, and the number of its views is kept with its size.
+        Several views may share a block of files. A shared block counts once, and the number of its
+        views is kept with its size.
         """
         self.views[key] = cached_view
         for block in cached_view.all_blocks:
@@ -125,7 +126,10 @@ class _PrincipalMemory:
         counted_block.size_bytes = current_bytes
 
     def remove(self, key: ViewKey) -> None:
-        """Remove a view that is no longer charged to the principal."""
+        """Remove a view whose added bytes are no longer charged to the principal.
+
+        Blocks that no other view of the principal contains are removed too, and their sizes are subtracted.
+        """
         for block in self.views.pop(key).all_blocks:
             counted_block = self._blocks[block]
             counted_block.views -= 1
@@ -174,7 +178,7 @@ class CachedViews:
         return key in self._views
 
     def get(self, key: ViewKey) -> CachedView | None:
-        """Return the view, and make it the most recently used view."""
+        """Return the view and make it the most recently used view, or return None if it is not cached."""
         cached_view = self._views.get(key)
         if cached_view is not None:
             self._views.move_to_end(key)
@@ -182,12 +186,12 @@ class CachedViews:
         return cached_view
 
     def peek(self, key: ViewKey) -> CachedView | None:
-        """Return the view without changing the order of use."""
+        """Return the view, or None if it is not cached, without changing the order of use."""
         return self._views.get(key)
 
     @property
     def room_bytes(self) -> int:
-        """The unused part of the budget."""
+        """The unused part of the budget. It is negative if the views exceed the budget."""
         return self.budget_bytes - self._blocks.live_bytes - self.added_bytes
 
     def put(self, key: ViewKey, cached_view: CachedView) -> None:
@@ -239,7 +243,8 @@ class CachedViews:
     def find_shared_blocks(self, manifests: Sequence[ManifestFile]) -> list[Block | None]:
         """Return the block of each manifest, from a recent view with the same first or last manifest.
 
-        Neighbouring snapshots share most manifests, usually including the first or the last.
+        Neighbouring snapshots share most manifests, usually including the first or the last. Manifests are compared by
+        identity, because decoded manifest lists share the objects of equal manifests.
 
         Returns:
             None for each manifest that the view does not have, and for all manifests if there is no such view.
@@ -281,8 +286,8 @@ class CachedViews:
     def _choose_evicted_key(self) -> ViewKey:
         """Return the key of the view to evict next.
 
-        It is the oldest view of a principal that uses more than its share, if other principals also have views. A
-        principal keeps its last view. Otherwise, it is the oldest view of all.
+        It is the least recently used view of a principal that uses more than its share, if other principals also have
+        views. A principal keeps its last view. Otherwise, it is the least recently used view of all.
         """
         if len(self._memory_by_principal) > 1:
             for holder in self._large_holders:
@@ -353,7 +358,10 @@ class PlannedTables:
         """An event that each plan of a table's current snapshot sets."""
 
     def note(self, uuid: str, key: ViewKey) -> None:
-        """Record that a plan used the view of the table's current snapshot."""
+        """Record that a plan used the view of the table's current snapshot, and set `noted`.
+
+        If there are too many tables, remove the table whose last plan is the oldest.
+        """
         self._tables[uuid] = PlannedTable(key, self._clock.monotonic())
         self._tables.move_to_end(uuid)
         if len(self._tables) > _PLANNED_TABLES_MAX:

@@ -67,7 +67,7 @@ class LocationChecker:
         # Then collect the blocks with files outside of the table's folders, by the common folder of their files.
         blocks_by_folder = {
             folder: [view.blocks[number] for number in numbers]
-            for folder, numbers in folders.find_files_to_check(prefixes).items()
+            for folder, numbers in folders.find_blocks_by_unchecked_folder(prefixes).items()
         }
         blocks_with_dots = [
             view.blocks[number] for number in np.flatnonzero(folders.blocks[:, _MAY_HAVE_DOTS]).tolist()
@@ -91,14 +91,18 @@ class LocationChecker:
     async def check_paths(
         self, uuid: str, metadata: TableMetadata, paths: Iterable[str]
     ) -> tuple[set[str], tuple[str, ...]]:
-        """Check the locations of paths, without a view.
+        """Check the locations of paths, without a `TableView`.
 
         Returns:
             The locations that the table may use, and the path prefixes of the locations that it claims itself.
+
+        Raises:
+            Forbidden: A path is in another table's location.
         """
         claims = await self._store.claims(uuid)
         own_locations = {claim.location for claim in claims}
         roots = _list_roots(self._warehouse, metadata, {claim.location for claim in claims if not claim.allowed})
+        # A path with `..` may lead out of the root with which it begins.
         for folder in {_get_folder(path) for path in paths if not path.startswith(roots) or _DOTS in path}:
             await self._check_folder(uuid, own_locations, folder)
         return own_locations, roots
@@ -119,7 +123,8 @@ class LocationChecker:
             the stores of this server. This happens only with `is_common_prefix`.
 
         Raises:
-            Forbidden: The folder is in another table's location.
+            Forbidden: The folder is in another table's location, or contains `..` or an escape, and its location is
+                uncertain.
         """
         try:
             key = await asyncio.to_thread(lambda: self._warehouse.make_key(parse_stored_location(folder)))
@@ -214,7 +219,7 @@ class _Folders:
             for number in np.unique(numbers[is_checked]).tolist()
         }
 
-    def find_files_to_check(self, prefixes: tuple[bytes, ...]) -> dict[str, list[int]]:
+    def find_blocks_by_unchecked_folder(self, prefixes: tuple[bytes, ...]) -> dict[str, list[int]]:
         """Return the folders outside the prefixes, each with the numbers of the blocks whose files it contains."""
         numbers = self.blocks[:, _FILES]
         blocks_by_folder: dict[str, list[int]] = {}

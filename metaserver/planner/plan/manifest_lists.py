@@ -100,6 +100,9 @@ class ManifestLists:
         Args:
             snapshot: The snapshot.
             table: The location of the table.
+
+        Raises:
+            NotFound: The metadata name neither a manifest list nor manifests of the snapshot.
         """
         if snapshot.manifest_list is not None:
             location = snapshot.manifest_list
@@ -152,7 +155,11 @@ def count_entries(manifest: ManifestFile) -> int:
 
 
 def _describe_unlisted(path: str, snapshot_id: int) -> ManifestFile:
-    """Describe a manifest for which version 1 metadata contain only the path."""
+    """Describe a manifest for which version 1 metadata contain only the path.
+
+    In version 1, all manifests list data files (content 0), and all sequence numbers are 0. The length and the
+    partition spec are unknown and count as 0.
+    """
     return ManifestFile(
         manifest_path=path,
         manifest_length=0,

@@ -70,15 +70,15 @@ def find_file_against_metadata_delete(
 
 
 def _is_simple(predicate: Bound) -> bool:
-    """Return whether Java's releases evaluate the predicate in the same way."""
+    """Return whether all releases of Iceberg's Java library evaluate the predicate with equal results."""
     return predicate.transform == IDENTITY and predicate.op not in _NEGATIVE and len(predicate.values) <= IN_VALUES_MAX
 
 
 def _do_partitions_decide_all_files(scan: ScanPlan) -> bool:
     """Return whether partition values prove for each file of the plan that either all rows match or no row matches.
 
-    Only the first `_EXAMINED_FILES_MAX` files are examined. Statistics do not matter, because the answer to
-    Spark contains no statistics, and no files whose residual is FALSE.
+    Only the first `_EXAMINED_FILES_MAX` files are examined. Column statistics are not considered, because the answer
+    to Spark does not contain them. It also does not contain files whose residual is FALSE.
     """
     examined_ids = islice(scan.entry_ids.tolist(), _EXAMINED_FILES_MAX)
     return all(scan.compute_residual(entry_id) in (TRUE, FALSE) for entry_id in examined_ids)

@@ -74,7 +74,7 @@ class KeptManifests(NamedTuple):
     """The manifests of a snapshot from which a plan keeps files.
 
     Attributes:
-        whole: The manifests that are used unchanged, because the plan keeps all of their live files.
+        whole: The manifests that are used unchanged, because the plan keeps all files that they list as present.
         parts: The manifests whose kept files are written to new manifests.
         deletes: The delete manifests.
     """

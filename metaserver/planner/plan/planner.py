@@ -291,6 +291,8 @@ class Planner:
     ) -> bool:
         """Return whether each of the indexes evaluates the filter for all data files of the scan.
 
+        The result is False if the table has no entry or no index files, or if the indexes take too much time.
+
         Raises:
             Corrupt: A file of the table is damaged.
             Forbidden: The snapshot names files in a location that another table claims.
@@ -335,8 +337,9 @@ class Planner:
         the new view replaces it.
 
         Returns:
-            The key of the view. None if the view already exists, if the view of `planned_table` is no longer in memory,
-            or if the missing manifests have more than `limit_bytes` or do not fit the budget.
+            The key of the view. None if the table has no snapshot, if the view already exists, if the view of
+            `planned_table` is no longer in memory, or if the missing manifests have an unknown length, have more than
+            `limit_bytes` or do not fit the budget.
 
         Raises:
             Corrupt: A file of the table is damaged.

@@ -129,7 +129,8 @@ class Preparation:
     async def _prepare(self, uuid: str, namespace: NamespacePath, name: str) -> None:
         """Make the view of a table's current snapshot, unless the table was replaced or dropped.
 
-        The next view of the table is made after a pause that is proportional to the time that this view took.
+        The next view of the table is made after a pause that is proportional to the time that this view took. An error
+        is only logged.
         """
         planned_table, start_s = self._planned_tables.get(uuid), self._clock.monotonic()
         if planned_table is None:

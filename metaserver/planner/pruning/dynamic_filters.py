@@ -56,7 +56,8 @@ class DynamicFilter:
     def as_condition(self) -> Expression:
         """A condition that every matching row satisfies.
 
-        The condition lists the keys, or has the range of the keys if there are more than `LISTED_MAX`.
+        The condition lists the keys, or has the range of the keys if there are more than `LISTED_MAX`. If the keys are
+        many UUIDs, or include invalid UTF-8, the condition is only that the value is not null.
         """
         try:
             return self._build_condition()
@@ -67,6 +68,9 @@ class DynamicFilter:
         """Return the condition that the column has one of the keys, or is in their range if there are many keys.
 
         A range cannot express many UUIDs, so the condition is then only that the value is not null.
+
+        Raises:
+            UnicodeDecodeError: A key is a text that is not valid UTF-8.
         """
         if not len(self.keys):
             return FALSE
@@ -88,7 +92,11 @@ class DynamicFilter:
         return Bound(op, self.column_id, self.name, self.kind, IDENTITY, self.kind, values)
 
     def _decode_value(self, position: int) -> Value:
-        """Return the value of a key."""
+        """Return the value of a key.
+
+        Raises:
+            UnicodeDecodeError: The key is a text that is not valid UTF-8.
+        """
         key = self.keys.get_key(position)
         if self.kind == "string":
             assert isinstance(key, bytes)

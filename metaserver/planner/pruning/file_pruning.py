@@ -95,7 +95,7 @@ def narrow_by_expression(
 def _estimate_cost(expression: Expression) -> int:
     """Return the rank of an expression in the order of evaluation.
 
-    Comparisons of numbers come first, then comparisons of strings, then nested expressions.
+    Comparisons of numbers come first, then comparisons of strings, then AND, then the other nested expressions.
     """
     if isinstance(expression, Bound):
         return 1 if get_form(expression.kind) is Form.STRINGS else 0
@@ -107,7 +107,7 @@ def compare_keys(selection: FileSelection, sides: BoundColumns, op: int, key: by
 
     Args:
         selection: The selection.
-        sides: The layouts of the column. Layouts of other forms than strings are ignored.
+        sides: The column in each form in which blocks store it. Forms other than strings are ignored.
         op: The operator: `LE`, `LT`, `GE` or `GT`.
         key: The bytes of the compared string.
     """
@@ -121,7 +121,7 @@ def run_comparison(selection: FileSelection, side: BoundColumn, op: int, key: Ke
 
     Args:
         selection: The selection.
-        side: The layout of the column, such as the lower bounds.
+        side: The values to compare, such as the lower bounds of the column in one form.
         op: The operator: `LE`, `LT`, `GE` or `GT`.
         key: The compared value.
         uuid: Whether the values are UUIDs. Clients order them in two ways, so a match in either order counts.
@@ -295,7 +295,7 @@ def _narrow_values_not_in(selection: FileSelection, column: PartitionValues, bou
 
 
 def _keep_nulls(selection: FileSelection, column: PartitionValues, *, nulls: bool) -> None:
-    """Keep files whose value is null, or files whose value is not null."""
+    """Keep the files whose value is null if `nulls` is True, and otherwise the files whose value is not null."""
     if not column.has_nulls:
         if nulls:
             selection.clear()
@@ -428,22 +428,22 @@ CountTest = Callable[[Longs, Longs, Longs], Truths]
 
 
 def _test_no_nulls(_values: Longs, nulls: Longs, _nans: Longs) -> Truths:
-    """Return whether each file has no nulls, by its null count. The other parameters are those of a `CountTest`."""
+    """Return whether each file has no nulls, by its null count. All count tests have these parameters."""
     return np.asarray(nulls == 0)
 
 
 def _test_no_nans(_values: Longs, _nulls: Longs, nans: Longs) -> Truths:
-    """Return whether each file has no NaNs, by its NaN count. The other parameters are those of a `CountTest`."""
+    """Return whether each file has no NaNs, by its NaN count. All count tests have these parameters."""
     return np.asarray(nans == 0)
 
 
 def _test_nulls_only(values: Longs, nulls: Longs, _nans: Longs) -> Truths:
-    """Return whether all values of each file are null. The third parameter is that of a `CountTest`."""
+    """Return whether all values of each file are null. `_nans` is unused: all count tests have these parameters."""
     return np.asarray((values != MISSING) & (nulls == values))
 
 
 def _test_nans_only(values: Longs, _nulls: Longs, nans: Longs) -> Truths:
-    """Return whether all values of each file are NaN. The second parameter is that of a `CountTest`."""
+    """Return whether all values of each file are NaN. `_nulls` is unused: all count tests have these parameters."""
     return np.asarray((values != MISSING) & (nans == values))
 
 
@@ -605,7 +605,7 @@ def _make_exclusion_conditions(
 def _narrow_bounds_in(selection: FileSelection, column: ColumnStatistics, bound: Bound) -> None:
     """Keep the files in which a value that the IN predicate lists is between the bounds."""
     values = bound.values
-    # Clients order UUIDs in two ways. The first and the last value limit the list only if both orders are equal.
+    # Clients order UUIDs in two ways. The first and last value are the minimum and maximum only if both ways are equal.
     if bound.kind != "uuid" or _have_one_order(values):
         _compare_bounds(selection, column, LE, bound.kind, values[-1])
         _compare_bounds(selection, column, GE, bound.kind, values[0])
@@ -643,7 +643,9 @@ def narrow_to_keys(selection: FileSelection, column_id: int, kind: str, keys: Ke
     """
     column = selection.view.find_statistics(column_id, kind)
     _drop_files(selection, column, column.nulls_only, _test_nulls_only)
-    if kind == "uuid":  # The bounds of UUIDs are in one of two orders, and the keys are only in one of them.
+    if kind == "uuid":
+        # Some writers order UUIDs as unsigned bytes, others as two signed numbers. The keys have only the first order,
+        # so their lowest and highest key cannot be compared with all bounds.
         return
     low, high = (pack_key(keys.get_key(position), kind) for position in (0, len(keys) - 1))
     for op, key, sides in ((LE, high, column.lower), (GE, low, column.upper)):
@@ -652,7 +654,7 @@ def narrow_to_keys(selection: FileSelection, column_id: int, kind: str, keys: Ke
                 run_comparison(selection, side, op, key, uuid=False)
     integer_sides = _read_integer_sides(column)
     if integer_sides is not None and keys.distinct.codes is not None:
-        # The kernel compares signed integers. The codes of keys are unsigned, and differ from the values by the bias.
+        # The kernel compares signed integers. The codes of keys are unsigned: the values plus 2**63, except booleans.
         lower, upper = integer_sides
         key_longs = (keys.distinct.codes ^ np.uint64(_compute_code_bias(kind))).view(np.int64)
         state, mask = selection.state, selection.mask
@@ -665,7 +667,7 @@ def pack_key(key: int | bytes, kind: str) -> int | bytes:
 
 
 def _compute_code_bias(kind: str) -> int:
-    """Return the difference between the integer code of a value and the value (`keys.py`)."""
+    """Return the number that is added to a value to make its integer code (`keys.py`)."""
     return 0 if kind == "boolean" else 1 << 63
 
 

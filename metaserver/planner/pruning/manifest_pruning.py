@@ -60,7 +60,11 @@ class ManifestSummaries:
         return needed_numbers
 
     def _group_by_spec(self) -> dict[int, Longs]:
-        """Return the positions of the manifests that have summaries, int64[manifests], by spec id."""
+        """Return the positions of the manifests that have summaries, int64[manifests], by spec id.
+
+        The first call computes them. It also sets `_columns_max`, which limits the cached columns to one for each
+        field.
+        """
         if not self._numbers:
             numbers: dict[int, list[int]] = {}
             fields: dict[int, int] = {}
@@ -190,8 +194,7 @@ class _FieldSummaries:
         return flags
 
     def _compute_overlaps(self, op: Op, keys: Sequence[int]) -> Flags:
-        """Return whether the bounds of each manifest overlap with the keys, as the function `_does_range_overlap`
-        does."""
+        """Return whether the bounds of each manifest overlap with the keys, by the rules of `_does_range_overlap`."""
         flags: Flags = np.ones(len(self.low), dtype=np.bool_)
         if op is Op.LT:
             flags = self.low < keys[0]

@@ -53,7 +53,8 @@ def compute_key_ranges(predicate: Bound, kind: str, semantics: ComparisonSemanti
 def _list_key_ranges(predicate: Bound, kind: str, semantics: ComparisonSemantics) -> KeyRanges | None:
     """Return the ranges of the keys that match a predicate, or None if ranges cannot express it.
 
-    UUIDs have no ranges, because clients order them differently. NaN is greater than all numbers, except in SQL.
+    For UUIDs, `<`, `<=`, `>` and `>=` have no ranges, because clients order UUIDs differently. NaN is greater than all
+    numbers, except in SQL.
 
     Raises:
         ValueError: Keys of this type cannot represent a value of the predicate.

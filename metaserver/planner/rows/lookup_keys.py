@@ -147,6 +147,9 @@ def _make_column(term: Term, values: list[Any], possible_keys: Mask) -> Keys:
     """Return the keys of one column. Set `possible_keys` to False for values that no row can have.
 
     If all values are integers that fit 64 bits, NumPy converts them at once. Other values are converted one by one.
+
+    Raises:
+        BadRequest: A value is not a value of the column's type.
     """
     limits = _INTEGERS.get(term.kind)
     if limits and all(type(value) is int for value in values):
@@ -204,7 +207,7 @@ def _convert_key(term: Term, value: Any, number: int) -> Key | None:
 def _assemble_keys(kind: str, keys: list[Key | None], nulls: Mask, nans: Mask) -> Keys:
     """Convert the keys of one column to the arrays of `Keys`: codes for numbers, or concatenated bytes.
 
-    A row that is null or NaN has any key, and is marked by a bit.
+    The key of a null or NaN row has no meaning. A bit marks such a row.
     """
     present_bits = pack_mask(~nulls) if nulls.any() else None
     nan_bits = pack_mask(nans) if nans.any() else None

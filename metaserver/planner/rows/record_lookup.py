@@ -92,7 +92,7 @@ class Locator:
         possible_keys: Mask | None,
         entry: Entry,
     ) -> LocatedRows:
-        """Locate the rows with these keys in a scan of a whole snapshot.
+        """Locate the rows with these keys in a scan of a whole snapshot. Deleted rows are left out.
 
         Args:
             definition: The record index.
@@ -255,6 +255,10 @@ class _Search:
             high: The first halves of the hashes.
             low: The second halves of the hashes.
 
+        Returns:
+            The rows in each file. If a file is damaged, its result has the reason instead of rows. Files with damage
+            that was found earlier are left out.
+
         Raises:
             TooLarge: The keys have too many rows.
         """
@@ -314,7 +318,11 @@ class _Search:
         return key_numbers[is_in_part], data_file[is_in_part], position[is_in_part].astype(np.int64)
 
     def _look_up_file(self, location: str, high: Hashes, low: Hashes) -> RowPositions:
-        """Return the rows of the keys in one index file, including data files that are not in the view."""
+        """Return the rows of the keys in one index file, including rows of data files that are not in the view.
+
+        Raises:
+            TooLarge: The keys have too many rows.
+        """
         if location in self._index.remote:
             return self._index.remote[location].rows
         record = self._index.open_indexes[location].index
@@ -324,17 +332,22 @@ class _Search:
         return record.lookup(high, low)
 
 
-def _refuse_too_many_rows(record: RecordBlob, high: Hashes) -> None:
+def _refuse_too_many_rows(record: RecordBlob, high_halves: Hashes) -> None:
     """Refuse keys with too many rows before their rows are read.
 
     The index stores the hashes in pages. The number of pages with the hashes of the keys shows about how many rows the
     keys have.
 
+    Args:
+        record: The index.
+        high_halves: The upper half of the hash of each key.
+
     Raises:
         TooLarge: The rows of the keys fill more pages than `ROWS_MAX` rows may.
     """
-    spans = stretches(record.fences.first_hashes, np.sort(high))
+    # Each span is a range of pages that may have the hashes: its first page, and the page after its last page.
+    spans = stretches(record.fences.first_hashes, np.sort(high_halves))
     pages = int((spans[:, 1] - spans[:, 0]).sum())
     # The first and the last page of a key may also have rows of other keys, so only the pages between them are counted.
-    if (pages - 2 * len(high)) * ENTRIES_A_PAGE > ROWS_MAX:
+    if (pages - 2 * len(high_halves)) * ENTRIES_A_PAGE > ROWS_MAX:
         raise TooLarge(f"A key has more than {ROWS_MAX:,} rows in one index file; look up keys with fewer rows")

@@ -78,16 +78,17 @@ class RowDeletes:
     An instance belongs to one event loop.
     """
 
-    def __init__(self, objects: ObjectStore, decoded_bytes: int) -> None:
+    def __init__(self, objects: ObjectStore, decoded_bytes_max: int) -> None:
         """Create the cache of delete files.
 
         Args:
             objects: The storage.
-            decoded_bytes: The memory limit of one decoded delete file, and of the decoded data files of one request.
+            decoded_bytes_max: The memory limit of one decoded delete file, and of the decoded data files of one
+                request.
         """
         self._objects = objects
-        self._decoded_bytes = decoded_bytes
-        self._files = DeleteFiles(objects, decoded_bytes)
+        self._decoded_bytes_max = decoded_bytes_max
+        self._files = DeleteFiles(objects, decoded_bytes_max)
 
     def make_evaluator(self, scan: ScanPlan, known_keys: Mapping[int, Keys] | None = None) -> DeleteEvaluator:
         """Return an evaluator for one request.
@@ -98,7 +99,7 @@ class RowDeletes:
         """
         mapping = read_name_mapping(scan.metadata.properties)
         loop = asyncio.get_running_loop()
-        data = DataRows(self._objects, loop, mapping, DATA_LIMIT_BYTES, self._decoded_bytes)
+        data = DataRows(self._objects, loop, mapping, DATA_LIMIT_BYTES, self._decoded_bytes_max)
         return DeleteEvaluator(scan, self._files, data, known_keys or {})
 
 
@@ -187,7 +188,7 @@ class DeleteEvaluator:
             rows: The indexes of the rows in the known columns.
 
         Returns:
-            None if the values are unknown.
+            The hashes. The second hash is None if no column has floats. The result is None if the values are unknown.
         """
         if not all(column_id in self._known_keys for column_id, _ in columns):
             return None

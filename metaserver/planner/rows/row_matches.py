@@ -109,6 +109,8 @@ class PredicateMatcher:
     def _match_predicate(self, predicate: Bound, position: int, records: int) -> MatchingRows:
         """Return the rows of a file that may match a predicate, or all rows if no index can evaluate it.
 
+        If an index file is damaged, its location is added to `damaged`, and it is not used again.
+
         SQL engines differ on whether NaN is greater than all numbers. So a comparison by the rules of SQL is not exact
         if the file has a NaN.
         """
@@ -148,7 +150,7 @@ class PredicateMatcher:
 
 
 def clear_rows(bits: Bits, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Bits:
-    """Return the bits without these distinct rows."""
+    """Return a copy of the bits without these rows."""
     # The bits are stored in words of 64 bits. `rows >> 6` is the number of a row's word, and `rows & 63` its bit.
     remaining_bits = bits.copy()
     np.bitwise_and.at(remaining_bits, rows >> 6, ~(np.uint64(1) << (rows & 63).astype(np.uint64)))

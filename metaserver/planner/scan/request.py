@@ -152,7 +152,7 @@ class BoundScan(msgspec.Struct, frozen=True, dict=True):
 
     @classmethod
     def bind(cls, metadata: TableMetadata, request: ScanRequest) -> BoundScan:
-        """Bind a request to its snapshot, and to the snapshot's schema or the current schema.
+        """Bind a request to its snapshot, and to the schema that `resolve_schema` returns.
 
         Raises:
             BadRequest: The filter or the snapshot id is invalid.
@@ -171,7 +171,11 @@ class BoundScan(msgspec.Struct, frozen=True, dict=True):
         filter: Expression,
         attributes: Sequence[AttributeColumn] = (),
     ) -> BoundScan:
-        """Bind a filter by the schema and the snapshot that the options resolve to."""
+        """Bind a filter by the schema and the snapshot that the options resolve to.
+
+        Raises:
+            BadRequest: The filter is invalid.
+        """
         bound = bind_filter(metadata, add_to_schema(schema, attributes), options, filter)
         bound, attribute_filter = split_filter(bound, schema, attributes)
         bound_scan = cls(metadata, options, snapshot, schema, bound, filter == TRUE, attribute_filter=attribute_filter)
@@ -330,7 +334,7 @@ def _map_ids_by_folded_name(schema: Schema) -> dict[str, set[int]]:
 
 
 def find_schemas_while_head(metadata: TableMetadata, snapshot: Snapshot | None, schema: Schema) -> list[Schema]:
-    """Return the schemas other than `schema` that the table may have had while the snapshot was a branch's head.
+    """Return the schemas other than `schema` that the table may have had while the snapshot was the newest of a branch.
 
     These are the schemas after the snapshot's own schema, up to the current schema or to the schema of the next
     snapshot.
@@ -361,7 +365,7 @@ class _BoundConjunct(msgspec.Struct, frozen=True):
     def bind(
         cls, metadata: TableMetadata, schema: Schema, options: ScanOptions, conjunct: Expression
     ) -> _BoundConjunct:
-        """Bind a conjunct of a filter by one schema."""
+        """Bind a conjunct of a filter by one schema. If the schema cannot bind it, both values are None."""
         try:
             bound = bind_filter(metadata, schema, options, conjunct)
             terms = list_terms(conjunct, schema, metadata.schemas, case_sensitive=options.case_sensitive)
@@ -398,7 +402,7 @@ def resolve_snapshot(metadata: TableMetadata, options: ScanOptions) -> Snapshot 
     """Return the snapshot to read, or None for a table without snapshots.
 
     Raises:
-        BadRequest: The snapshot id is unknown.
+        BadRequest: The snapshot id is unknown, or an incremental scan also has a snapshot id.
     """
     if options.is_incremental:
         if options.snapshot_id is not None:
@@ -464,7 +468,11 @@ def find_expired_ancestor(metadata: TableMetadata, end_snapshot_id: int | None) 
 
 
 def _walk_ancestors(metadata: TableMetadata, end: Snapshot) -> Iterator[Snapshot]:
-    """Yield the snapshot and those of its ancestors that the metadata contain, newest first."""
+    """Yield the snapshot and those of its ancestors that the metadata contain, newest first.
+
+    Raises:
+        BadRequest: A snapshot is its own ancestor.
+    """
     visited_ids: set[int] = set()
     current: Snapshot | None = end
     while current is not None:

@@ -155,15 +155,17 @@ class ScanPlan:
     def compute_partition_residual(
         self, spec_id: int, fields: tuple[tuple[int, str], ...], partition: tuple[Value | None, ...]
     ) -> Expression:
-        """Return the residual for a partition.
+        """Return the residual for a partition: the part of the filter that its partition values do not decide.
+
+        If no partition field of the spec decides a part of the filter, the residual is the filter itself.
 
         Args:
             spec_id: The id of the partition spec.
             fields: The id and the type of each partition field, in the order of the manifest.
             partition: The value of each field.
         """
-        residuals = self._get_residuals(spec_id) if self.find_deciding_fields(spec_id) else None
-        if residuals is None:
+        compute_residual = self._get_residuals(spec_id) if self.find_deciding_fields(spec_id) else None
+        if compute_residual is None:
             return self.bound
         # The key contains the text of the values, because 0.0 equals -0.0, but their residuals differ. Few
         # partitions have zeros.
@@ -171,7 +173,7 @@ class ScanPlan:
         key = (spec_id, fields, repr(partition) if has_zero else partition)
         residual = self._residuals.get(key)
         if residual is None:
-            residual = residuals(self._find_deciding_values(spec_id, fields, partition))
+            residual = compute_residual(self._find_deciding_values(spec_id, fields, partition))
             if len(self._residuals) >= _RESIDUALS_MAX:
                 self._residuals.clear()
             self._residuals[key] = residual

@@ -129,7 +129,7 @@ def _compute_mac(key: bytes, purpose: bytes, table_uuid: str, body: bytes) -> by
 
 
 def pack_request(request: PinnedRequest) -> bytes:
-    """Encode a request for tokens. It is compressed, because a filter may be long and each token contains it."""
+    """Encode and compress a request that tokens contain. A filter may be long, and each token contains it."""
     return zlib.compress(msgspec.msgpack.encode(request))
 
 
@@ -142,7 +142,8 @@ def count_plan_tasks(files: int, packed_bytes: int, *, inline_limit: int, page_s
 
     A plan with more files than `inline_limit` has at least two tasks, so that a client can fetch them in parallel. The
     token of each task contains the filter. If the filter is long (an IN list of thousands of values), there are fewer
-    and larger tasks, so that the total size of the tokens does not grow.
+    and larger tasks, so that the tokens have at most `TOKENS_BYTES_MAX` bytes in total. If this limit permits only one
+    task or none, the result is 0.
 
     Args:
         files: The number of files of the plan.

@@ -17,14 +17,14 @@ _WAITING_MAX = 16
 
 
 class FileSelection:
-    """The selected files of a view, as rows of its blocks.
+    """The selected files of a view. Each file is a row of a block.
 
-    `state`, uint8[blocks], is `NO_FILES`, `ALL_FILES` or `SOME_FILES`: whether no row of the block is selected, all
-    rows, or some rows. A selected row has the byte 1 in `mask`, uint8[rows].
+    `state`, uint8[blocks], is `NO_FILES`, `ALL_FILES` or `SOME_FILES`: whether no file of the block is selected, all
+    files, or some files. In a block with some selected files, each of them has the byte 1 in `mask`, uint8[files].
 
     Comparisons are queued until the selection is read. Then they are evaluated together, block by block. A plan of
     millions of files mostly waits for memory. If a block is compared several times in succession, its data stay in the
-    processor's cache. If only the rows are read, no mask is made.
+    processor's cache. If only the selected files are read, no mask is made.
     """
 
     __slots__ = ("_mask", "_state", "_waiting", "view")
@@ -80,19 +80,19 @@ class FileSelection:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no row is selected. Queued comparisons are not considered."""
+        """Whether no file is selected. Queued comparisons are not considered."""
         # A search for the states `ALL_FILES` and `SOME_FILES` in bytes is much faster than `any` on the array.
         state = self._state.tobytes()
         return b"\1" not in state and b"\2" not in state
 
     @classmethod
     def select_all(cls, view: TableView) -> FileSelection:
-        # Each block has the state `ALL_FILES`. The result is the same as with `np.ones`. It takes a third of the time
-        # if the code of `np.ones` is not in the processor's cache.
+        # Each block has the state `ALL_FILES`. The result is the same as with `np.ones`. This expression takes a
+        # third of the time of `np.ones` if the code of `np.ones` is not in the processor's cache.
         return cls(view, np.frombuffer(bytearray(b"\1" * len(view.blocks)), dtype=np.uint8))
 
     def copy(self) -> FileSelection:
-        """Return a copy whose mask is not shared."""
+        """Return a copy that shares neither the states nor the mask with this selection."""
         state = self.state.copy()
         return FileSelection(self.view, state, self.mask.copy() if (state == SOME_FILES).any() else None)
 
@@ -105,7 +105,7 @@ class FileSelection:
         return self.view.find_positions(self.list_entry_ids())
 
     def intersect(self, mask: npt.NDArray[np.uint8]) -> None:
-        """Narrow to the rows whose byte in `mask`, uint8[rows], is 1."""
+        """Narrow to the files whose byte in `mask`, uint8[files], is 1."""
         _scan.intersect(self.view.extents, self.state, self.mask, mask)
 
     def count(self) -> int:
@@ -141,7 +141,7 @@ class FileSelection:
         _scan.merge(self.view.extents, self.state, self.mask, other.state, other.mask)
 
     def keep(self, number: int, rows: npt.NDArray[np.bool_]) -> None:
-        """Narrow one block to the rows for which `rows` is True."""
+        """Narrow one block to the files for which `rows`, with a value for each file of the block, is True."""
         first, end = self.view.starts[number], self.view.starts[number + 1]
         if self.state[number] == ALL_FILES:
             self.mask[first:end] = rows
@@ -150,7 +150,7 @@ class FileSelection:
         self.state[number] = SOME_FILES if self.mask[first:end].any() else NO_FILES
 
     def check_invariants(self) -> None:
-        """Check, for tests, that every state and mask byte is valid."""
+        """Check, for tests, that all states are valid, and all mask bytes of blocks with the state `SOME_FILES`."""
         assert set(np.unique(self.state).tolist()) <= {NO_FILES, ALL_FILES, SOME_FILES}
         for number in np.flatnonzero(self.state == SOME_FILES):
             part = self.mask[self.view.starts[number] : self.view.starts[number + 1]]

@@ -52,7 +52,8 @@ async def find_storage_problem(settings: Settings, clock: Clock, job_worker: str
         job_worker: The module of the worker process.
     """
     storage = find_storage(settings.make_warehouse_uri())
-    # The server need not run yet, because the argument `reaches_server` keeps the job from sending requests to it.
+    # The server need not run yet, because the argument `reaches_server` keeps the job from sending requests to it. The
+    # umask of the job is 0o022.
     login = JobLogin("http://127.0.0.1", None, None, 0o022, keys=storage.make_job_keys(settings))
     probe = make_access_probe(settings, clock)
     arguments = {**probe.arguments, "reaches_server": False}

@@ -50,6 +50,7 @@ class JobRequest(msgspec.Struct, frozen=True):
     umask: int
     """The umask for the files of tables."""
     fence: int | None = None
+    """The fencing number of the scheduler's lease. If another scheduler has the lease now, the job cannot commit."""
     arguments: dict[str, Any] = {}
     """Additional arguments of a job that a user starts."""
     storage: dict[str, str] = {}
@@ -94,8 +95,8 @@ class JobLogin:
     keys: Callable[[], dict[str, str]] | None = None
     certificates: Callable[[], str] | None = None
 
-    async def request(self, job: Job) -> JobRequest:
-        """Make the request of a job.
+    async def make_request(self, job: Job) -> JobRequest:
+        """Build the request that starts a job. The launcher sends it.
 
         Raises:
             JobFailed: There is no token, or there are no keys for the storage. The scheduler repeats the job.
@@ -176,7 +177,8 @@ class LauncherChoice:
 def sum_bytes_since(metadata: TableMetadata, mark: str) -> int:
     """Return the bytes that commits have added since the last snapshot whose summary has the key `mark`.
 
-    The next rewrite reads about this many bytes. If no snapshot has the key, the size of the table is returned.
+    The next rewrite reads about this many bytes. If no snapshot has the key, or an earlier snapshot has expired before
+    the key is found, the size of the table is returned.
     """
     snapshot: Snapshot | None = metadata.current_snapshot
     table_bytes = 0 if snapshot is None else parse_count(snapshot.build_summary_map(), "total-files-size", 0)

@@ -131,14 +131,15 @@ class SparkSubmit:
         program = find_submit_program()
         if program is None:
             raise JobFailed("spark-submit is not installed; pip install 'seamark[spark]', or set SPARK_HOME")
-        request = await self._login.request(job)
+        request = await self._login.make_request(job)
         # Only the owner can read a temporary folder.
         with tempfile.TemporaryDirectory(prefix="seamark-job-") as folder_name:
             folder = Path(folder_name)
             (folder / "job.py").write_text(self._script)
             (folder / REQUEST).write_bytes(msgspec.json.encode(request))
             os.mkfifo(folder / ALIVE, 0o600)
-            # Open the pipe also for reading. Otherwise, opening it would wait for the driver.
+            # The driver ends when this pipe ends, which is also the case if this process is killed. Open the pipe also
+            # for reading. Otherwise, opening it would wait for the driver.
             alive_pipe = os.open(folder / ALIVE, os.O_RDWR | os.O_CLOEXEC)
             try:
                 async with asyncio.timeout(JOB_S_MAX):
@@ -175,7 +176,9 @@ class SparkSubmit:
         if self._process_bytes:
             resource.prlimit(pid, resource.RLIMIT_DATA, (self._process_bytes,) * 2)
         os.setpriority(os.PRIO_PROCESS, pid, _NICE)
-        Path(f"/proc/{pid}/autogroup").write_text(str(_NICE))  # See `job_worker.yield_to_requests`.
+        # If Linux groups processes by session (autogroup), a priority applies only within its session. So also lower
+        # the priority of the session.
+        Path(f"/proc/{pid}/autogroup").write_text(str(_NICE))
 
     async def _run_driver(self, program: str, folder: Path, report: Report) -> JobAnswer:
         """Run the driver, and return its answer.

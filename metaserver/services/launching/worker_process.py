@@ -55,8 +55,8 @@ def list_job_variables(storages: Iterable[ServerStorage], settings: Settings | N
     Args:
         storages: The storages of the tables. The library of a storage may need variables, such as those of AWS's
             provider chain.
-        settings: The settings of an additional warehouse, or None for the server's own warehouse. If the jobs of an
-            additional warehouse have their own keys for its storage, they do not receive the variables with which the
+        settings: The settings of a further warehouse, or None for the server's own warehouse. If the jobs of a
+            further warehouse have their own keys for its storage, they do not receive the variables with which the
             server logs in to the cloud.
     """
     names, prefixes = set(_VARIABLES), _PREFIXES
@@ -135,7 +135,7 @@ class WorkerProcess:
         Raises:
             JobFailed: The worker ended during the job.
         """
-        request = await self._login.request(job)
+        request = await self._login.make_request(job)
         process = await self._get_process()
         assert process.stdin is not None
         assert process.stdout is not None

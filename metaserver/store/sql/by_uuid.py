@@ -29,7 +29,11 @@ CLAIMS_LOCK = StoreStatement("SELECT turn FROM claim_turns", lock="UPDATE", only
 
 
 def hold_table(uuid: str) -> Steps[None]:
-    """Lock the table, so that its last name cannot be removed until this transaction ends."""
+    """Lock the table, so that its last name cannot be removed until this transaction ends.
+
+    Raises:
+        NoSuchTable: No name refers to the table.
+    """
     # A rename deletes and inserts the row. If the first statement waited for a rename, it finds no row, but the second
     # statement finds the new row.
     for _ in range(2):

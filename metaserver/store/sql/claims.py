@@ -32,7 +32,16 @@ _AFTER_SLASH = "0"
 def claim_locations(op: operations.ClaimLocations, now_ms: int) -> Steps[None]:
     """Record that files of an entry are in some locations, unless they overlap locations of other entries.
 
-    `op.returns` means that a dropped entry may become live again. `now_ms` is a parameter of all operations.
+    Args:
+        op: The entry and its locations, with four flags. `only_name`: the UUID may have only one live name. `fresh`:
+            the UUID must have no claims yet. `returns`: a dropped entry may become live again. `checked`: overlaps with
+            locations of other entries are refused.
+        now_ms: A parameter of all operations, which is not used here.
+
+    Raises:
+        AlreadyExists: `only_name` is true, and the UUID has another live name.
+        BadRequest: The UUID is in use although it must be new, or a location overlaps another entry's location.
+        CommitConflict: A live entry has claimed a location of the dropped entry.
     """
     if op.only_name:
         yield from _check_only_name(op.uuid)
@@ -68,7 +77,8 @@ def _check_only_name(uuid: str) -> Steps[None]:
     Raises:
         AlreadyExists: The UUID has another live name.
     """
-    # A concurrent transaction may have created another name that is not visible yet. It waits here, or has ended.
+    # A concurrent transaction may have created another name that is not visible yet, and takes the same lock. So the
+    # other transaction has ended when this transaction gets the lock, or it waits for this transaction.
     yield CLAIMS_LOCK
     rows = yield StoreStatement("SELECT namespace, name FROM entries WHERE uuid = $1 LIMIT 2", (uuid,))
     if len(rows) > 1:
@@ -79,6 +89,10 @@ def _check_only_name(uuid: str) -> Steps[None]:
 
 
 def allow_locations(op: operations.AllowLocations, now_ms: int) -> Steps[None]:
+    """Replace the allowed locations of a table: locations of other entries in which its files may be.
+
+    `now_ms` is a parameter of all operations.
+    """
     yield StoreStatement("DELETE FROM claims WHERE uuid = $1 AND shared = $2", (op.uuid, _ALLOWED))
     for location in op.locations:
         yield StoreStatement(
@@ -122,6 +136,15 @@ def find_allowed_overlaps(keys: Sequence[str], uuid: str, limit: int) -> Steps[l
 def _find_overlapping(
     keys: Sequence[str], uuid: str, limit: int, shared_min: int, shared_max: int
 ) -> Steps[list[model.Claim]]:
+    """Return claims of UUIDs other than `uuid` that contain one of `keys`, and at most `limit` claims within each key.
+
+    Args:
+        keys: The keys of locations.
+        uuid: The UUID of the entry whose own claims are left out.
+        limit: The maximum number of claims within each key.
+        shared_min: The lowest value of the column `shared` of the returned claims: `_OWN`, `_SHARED` or `_ALLOWED`.
+        shared_max: The highest value of the column.
+    """
     claims: dict[tuple[str, str], model.Claim] = {}
     for key in keys:
         claims_above = yield from _find_above(key, uuid, shared_min, shared_max)
@@ -132,6 +155,12 @@ def _find_overlapping(
 
 
 def list_claims(uuid: str) -> Steps[list[model.Claim]]:
+    """Return all claims and allowed locations of the entry with this UUID.
+
+    The column `shared` is 0 (exclusive), 1 (a folder that several entries may claim) or 2 (an allowed location, which
+    the entry does not claim). `spelled` is the location itself, and null for claims of earlier versions. The column
+    `location` is the key by which locations are compared.
+    """
     rows = yield StoreStatement(
         "SELECT location, uuid, shared, spelled FROM claims WHERE uuid = $1 ORDER BY location", (uuid,)
     )
@@ -161,8 +190,9 @@ def _check_location(op: operations.ClaimLocations, location: model.ClaimedLocati
 def may_reuse_location(uuid: str, namespace: model.NamespacePath, name: str) -> Steps[bool]:
     """Return whether a new entry with this name may use the location of a removed entry with the UUID `uuid`.
 
-    It may use the location if the removed entry was dropped with this name, and has no other name. Or if the removed
-    entry has no name and is retained, which means that its files remain, and its last name was in this namespace.
+    It may use the location in two cases. In the first case, the removed entry was dropped with this name, and has no
+    other name. In the second case, the removed entry has no name, its last name was in this namespace, and it is
+    retained, which means that its files remain.
 
     The caller of the API must be allowed to create and write every entry of the namespace. So it already has, or had
     before the drop, access to the files in the location.
@@ -220,6 +250,11 @@ def _find_above(key: str, uuid: str, shared_min: int, shared_max: int) -> Steps[
 
 
 def _find_below(key: str, uuid: str, limit: int, shared_min: int, shared_max: int) -> Steps[list[model.Claim]]:
+    """Return the first `limit` claims of other UUIDs on locations inside the folder `key`, but not on `key`.
+
+    `shared_min` and `shared_max` limit the column `shared` of the claims: 0 (exclusive), 1 (a folder that several
+    entries may claim) or 2 (an allowed location).
+    """
     rows = yield StoreStatement(
         "SELECT location, uuid, shared FROM claims WHERE location > $1 AND location < $2 AND uuid <> $3 "
         "AND shared BETWEEN $4 AND $5 ORDER BY location LIMIT $6",

@@ -33,7 +33,7 @@ from seamark.metaserver.store.sql.statement import Steps
 def apply_operations(operations: Sequence[operations.Operation], now_ms: int) -> Steps[list[Any]]:
     """Apply the operations in order, and return their results.
 
-    If an operation fails, it raises its error, and the driver rolls the transaction back.
+    If an operation fails, it raises its error. The code that runs the transaction then rolls it back.
     """
     results: list[Any] = []
     for operation in operations:

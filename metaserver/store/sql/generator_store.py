@@ -182,7 +182,7 @@ class GeneratorStore(ABC):
         return await self._grants_of(principal)
 
     async def archive_instants(self, keep: int, limit: int) -> int:
-        """Move finished instants of the timeline to the archive, and return their number.
+        """Move finished instants (recorded actions of the timeline) to the archive, and return their number.
 
         Args:
             keep: The number of the newest instants of each table that stay.

@@ -21,9 +21,12 @@ def replace_index_files(op: operations.ReplaceIndexFiles, now_ms: int) -> Steps[
 
     The index version rises first, because its row is a lock: concurrent requests for the table wait for it. `now_ms` is
     a parameter of all operations. The operation itself contains the time that is stored.
+
+    Raises:
+        CommitConflict: A new file is registered for another index, or a file to supersede is not live.
     """
     yield from hold_table(op.uuid)
-    version = yield from _raise_version(op.uuid, op.now_ms)
+    version = yield from _increase_version(op.uuid, op.now_ms)
     definitions = yield from _read_definitions(op.uuid, [file.location for file in op.add])
     for location, definition in definitions.items():
         if definition != op.definition:
@@ -46,7 +49,7 @@ def replace_index_files(op: operations.ReplaceIndexFiles, now_ms: int) -> Steps[
 
 
 def record_quarantine(op: operations.QuarantineIndexFile, now_ms: int) -> Steps[int]:
-    version = yield from _raise_version(op.uuid, op.now_ms)
+    version = yield from _increase_version(op.uuid, op.now_ms)
     rows = yield StoreStatement(
         "UPDATE index_files SET state = 'quarantined', changed_ms = $1, reason = $2 "
         "WHERE uuid = $3 AND location = $4 AND state = 'live' RETURNING 1",
@@ -58,7 +61,7 @@ def record_quarantine(op: operations.QuarantineIndexFile, now_ms: int) -> Steps[
 
 
 def forget_index_file(op: operations.ForgetIndexFile, now_ms: int) -> Steps[int]:
-    version = yield from _raise_version(op.uuid, op.now_ms)
+    version = yield from _increase_version(op.uuid, op.now_ms)
     yield StoreStatement(
         "DELETE FROM index_files WHERE uuid = $1 AND location = $2 AND state <> 'live'", (op.uuid, op.location)
     )
@@ -67,7 +70,12 @@ def forget_index_file(op: operations.ForgetIndexFile, now_ms: int) -> Steps[int]
     return version
 
 
-def _raise_version(uuid: str, now_ms: int) -> Steps[int]:
+def _increase_version(uuid: str, now_ms: int) -> Steps[int]:
+    """Increase the version of a table's list of index files, and return it.
+
+    The new version is the time, or the last version plus 1 if the time is not greater. So the version also increases
+    after its row was deleted with the table, and the table was registered again.
+    """
     rows = yield StoreStatement(
         "INSERT INTO index_versions (uuid, version) VALUES ($1, $2) ON CONFLICT (uuid) DO UPDATE SET version = "
         "CASE WHEN index_versions.version < excluded.version THEN excluded.version "

@@ -25,7 +25,12 @@ def record_instant(op: operations.RecordInstant, now_ms: int) -> Steps[None]:
 
 
 def move_instant(op: operations.MoveInstant, now_ms: int) -> Steps[None]:
-    """Change the state of an instant. If no row changes, a second query finds the reason for the error."""
+    """Change the state of an instant. If no row changes, a second query finds the reason for the error.
+
+    Raises:
+        NotFound: The instant does not exist.
+        CommitConflict: The instant does not have the expected state.
+    """
     assignments, params = ["position = {next_position}"], list[Any]()
 
     def assign(column: str, value: Any) -> None:

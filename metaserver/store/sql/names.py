@@ -62,7 +62,11 @@ _MISSING_ERRORS = {EntryKind.TABLE: NoSuchTable, EntryKind.VIEW: NoSuchView, Ent
 
 
 def _hold_namespace(path: NamespacePath) -> Steps[None]:
-    """Lock the namespace, so that it cannot be dropped until this transaction ends."""
+    """Lock the namespace, so that it cannot be dropped until this transaction ends.
+
+    Raises:
+        NoSuchNamespace: The namespace does not exist.
+    """
     rows = yield StoreStatement("SELECT 1 FROM namespaces WHERE path = $1", (pack(path),), lock="KEY SHARE")
     if not rows:
         raise NoSuchNamespace(f"Namespace does not exist: {format_path(path)}")
@@ -130,7 +134,12 @@ def _make_exists_error(
 def _put_entry(
     entry: Entry, make_error: Callable[[EntryKind, EntryKind, NamespacePath, str], Exception] = _make_exists_error
 ) -> Steps[None]:
-    """Insert the entry, or raise the error that `make_error` returns for the existing kind."""
+    """Insert the entry, or raise the error that `make_error` returns for the existing kind.
+
+    Raises:
+        NoSuchNamespace: The namespace does not exist.
+        CommitConflict: Other requests create and drop the entry during all attempts.
+    """
     yield from _hold_namespace(entry.namespace)
     space = get_name_space(entry.kind)
     # If the existing entry is removed before its kind is read, try the insert again.
@@ -156,7 +165,12 @@ def _put_entry(
 def _remove_entry(
     kind: EntryKind, path: NamespacePath, name: str, uuid: str | None, expected_location: str | None = None
 ) -> Steps[Entry]:
-    """Remove the row of an entry if it has the expected UUID and location, and return it."""
+    """Remove the row of an entry if it has the expected UUID and location, and return it.
+
+    Raises:
+        NoSuchTable, NoSuchView, NoSuchFunction: The entry does not exist.
+        CommitConflict: The entry has another UUID or location.
+    """
     params = [pack(path), get_name_space(kind), name, kind.value]
     sql = "DELETE FROM entries WHERE namespace = $1 AND space = $2 AND name = $3 AND kind = $4"
     for column, expected in (("uuid", uuid), ("metadata_location", expected_location)):
@@ -173,7 +187,11 @@ def _remove_entry(
 
 
 def _require_entry(kind: EntryKind, path: NamespacePath, name: str) -> Steps[Row]:
-    """Return the UUID and the metadata location of an existing entry, or raise the error for a missing entry."""
+    """Return the UUID and the metadata location of an existing entry.
+
+    Raises:
+        NoSuchTable, NoSuchView, NoSuchFunction: The entry does not exist.
+    """
     rows = yield StoreStatement(
         "SELECT uuid, metadata_location FROM entries WHERE namespace = $1 AND space = $2 AND name = $3 AND kind = $4",
         (pack(path), get_name_space(kind), name, kind.value),
@@ -188,6 +206,16 @@ def create_entry(op: operations.CreateEntry, now_ms: int) -> Steps[None]:
 
 
 def swap_pointer(op: operations.SwapPointer, now_ms: int) -> Steps[None]:
+    """Replace the metadata location of an entry, if the entry still has the expected location.
+
+    A process that has lost several races for the table takes a lease to get priority. While it has the lease, commits
+    of other processes fail as if they had lost a race. A lease that ends too late is ignored (`_PRIORITY_MS_MAX`).
+
+    Raises:
+        NoSuchTable, NoSuchView, NoSuchFunction: The entry does not exist.
+        CommitConflict: The name refers to another entry.
+        LostRace: The entry has another location, or another process has priority.
+    """
     rows = yield StoreStatement(
         "UPDATE entries SET previous_location = metadata_location, metadata_location = $1, version = version + 1, "
         "updated_ms = $2 WHERE namespace = $3 AND space = $4 AND name = $5 AND kind = $6 AND uuid = $7 "
@@ -234,11 +262,14 @@ def rename_entry(op: operations.RenameEntry, now_ms: int) -> Steps[None]:
 def drop_entry(op: operations.DropEntry, now_ms: int) -> Steps[None]:
     """Remove a name, and store the dropped entry if it can be restored (`op.keep`).
 
-    Otherwise the rows of the table are deleted with its last name. While it has files, no other entry may use its
-    locations: they stay claimed.
+    Otherwise, if this is the last name of the table, the database rows that describe the table are deleted. While the
+    table has files, no other entry may use its locations: they stay claimed.
 
     Raises:
+        NoSuchTable, NoSuchView, NoSuchFunction: The entry does not exist.
+        CommitConflict: The entry has another UUID or location.
         BadRequest: The namespace has too many dropped entries.
+        AlreadyExists: A dropped entry has the same id.
     """
     entry = yield from _remove_entry(op.kind, op.namespace, op.name, op.uuid, op.expected_location)
     yield from _check_dropped_count(op.namespace)
@@ -285,6 +316,8 @@ def restore_entry(op: operations.RestoreEntry, now_ms: int) -> Steps[None]:
     Raises:
         NotFound: The retention of the entry has ended, or the entry is unknown.
         CommitConflict: A live entry has its location.
+        NoSuchNamespace: The namespace of the name does not exist.
+        AlreadyExists: Another entry has the name.
     """
     # The condition is true for every row if the caller has checked the retention.
     expires_after_ms = -1 if op.is_kept else now_ms

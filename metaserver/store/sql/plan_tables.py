@@ -63,6 +63,7 @@ def drop_plan_snapshots(op: operations.DropPlanSnapshots, now_ms: int) -> Steps[
 
 
 def retire_plan_tables(op: operations.RetirePlanTables, now_ms: int) -> Steps[int]:
+    """Remove the names of at most `op.limit` plans whose lease ended before `op.before_ms`. Return their number."""
     # Repeat the condition, because under READ COMMITTED, a lease may be renewed between the subquery and the update.
     rows = yield StoreStatement(
         "UPDATE plan_tables SET name = NULL WHERE expires_ms < $1 AND name IS NOT NULL AND id IN "

@@ -116,7 +116,11 @@ async def open_postgres(
 
 
 def describe_database(dsn: str) -> str:
-    """Return the host, the port and the database for messages."""
+    """Return the host, the port and the database for messages.
+
+    Raises:
+        ConfigError: The URL is invalid.
+    """
     try:
         parts = urlsplit(dsn)
         return f"PostgreSQL at {parts.hostname or 'localhost'}:{parts.port or 5432}{parts.path}"
@@ -129,7 +133,12 @@ async def _skip_reset(connection: Any) -> None:
 
 
 async def open_pool(dsn: str, database_text: str, pool_min: int, pool_max: int, timeout_s: float) -> Any:
-    """Open a pool of connections. While PostgreSQL does not answer, try again for `CONNECT_TIMEOUT_S`."""
+    """Open a pool of connections. While PostgreSQL does not answer, try again for `CONNECT_TIMEOUT_S`.
+
+    Raises:
+        ConfigError: The URL is invalid, or PostgreSQL refuses the connection.
+        RetryLater: PostgreSQL does not answer.
+    """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + CONNECT_TIMEOUT_S
     timeout_ms = str(max(1, int(timeout_s * 1000)))
@@ -187,6 +196,7 @@ async def _prepare_database(pool: Any, database_text: str, dsn: str) -> None:
                 await connection.execute("SELECT pg_advisory_xact_lock($1)", MIGRATION_LOCK)
                 await create_search_path_schema(connection, dsn)
                 await run_steps_in_postgres(connection, apply_migrations(POSTGRES))
+                # After a restore of another cluster's dump, new timeline positions must sort after its positions.
                 await run_steps_in_postgres(connection, renew_epoch())
     except asyncpg.InsufficientPrivilegeError as error:
         fix = "make the account of the URL the owner: ALTER DATABASE … OWNER TO …"
@@ -251,6 +261,9 @@ class _PostgresStore(GeneratorStore):
         """Run the steps on a connection, and convert failures into errors for the caller.
 
         The steps run again only after failures that have certainly changed nothing.
+
+        Raises:
+            SeamarkError: PostgreSQL does not answer, has failed, or has rolled the steps back in each attempt.
         """
         for attempt in range(TRANSACTION_ATTEMPTS_MAX):
             connection = await self._acquire()

@@ -100,6 +100,12 @@ def find_namespaces(parent: NamespacePath, names: Sequence[str]) -> Steps[list[N
 
 
 def measure_namespace(top: str) -> Steps[tuple[int, int]]:
+    """Return the size of a top-level namespace, including all namespaces below it.
+
+    Returns:
+        The number of namespaces, live entries and dropped entries together, and the number of characters of the
+        namespaces' properties.
+    """
     range_condition = "BETWEEN $1 AND $2"
     params = (top, make_range_end(top))
     rows = yield StoreStatement(
@@ -391,7 +397,8 @@ def _pad_principals(principals: tuple[str, ...]) -> tuple[str, ...]:
 def list_owned(principals: tuple[str, ...], namespace: NamespacePath, name: str | None) -> Steps[list[Grant]]:
     """Return the grants that make one of the principals the owner of an entry of the namespace.
 
-    If `name` is not None, return only the grants on the entry with this name.
+    If `name` is not None, return only the grants on the entry with this name. Only the first `GROUPS_MAX` principals
+    count.
     """
     padded_principals = _pad_principals(principals[:GROUPS_MAX])
     condition = f"principal IN ({format_placeholders(GROUPS_MAX)}) AND role = 'owner' AND namespace = ${GROUPS_MAX + 1}"

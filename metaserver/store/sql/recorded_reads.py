@@ -267,6 +267,14 @@ def merge_query_hours(before_hour: int, limit: int, period_hours: int) -> Steps[
     """Delete the sums of hours, and add them to the sums of the first hour of their period.
 
     The sums of the first hour itself (`hour % $3` is 0) stay where they are.
+
+    Args:
+        before_hour: The hour before which sums are merged, in hours since the epoch.
+        limit: The maximum number of sums to delete.
+        period_hours: The length of a period, in hours.
+
+    Returns:
+        The number of deleted sums.
     """
     rows = yield StoreStatement(
         "DELETE FROM query_sums WHERE (number, hour) IN (SELECT number, hour FROM query_sums "  # noqa: S608

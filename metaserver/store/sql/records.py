@@ -51,7 +51,10 @@ def save_idempotency(op: operations.SaveIdempotency, now_ms: int) -> Steps[None]
 
 
 def save_metrics_report(op: operations.SaveMetricsReport, now_ms: int) -> Steps[None]:
-    """Insert a report, and delete the oldest reports. The ids of reports sort by time."""
+    """Insert a report. If `op.keep` is set, keep only this number of the newest reports of the table.
+
+    The ids of reports sort by time.
+    """
     yield StoreStatement(
         f"INSERT INTO metrics ({METRICS}) VALUES ({METRICS.placeholders}) ON CONFLICT (id) DO NOTHING",  # noqa: S608
         METRICS.encode(op.report),
@@ -148,9 +151,10 @@ def remove_grants(op: operations.RemoveGrantsOf, now_ms: int) -> Steps[None]:
 
 
 def forget_grants_below(path: NamespacePath) -> Steps[None]:
-    """Remove the grants on a dropped namespace and everything in it, so that they do not apply to a new namespace.
+    """Remove the grants on a dropped namespace and everything in it, but keep the denials.
 
-    Managers of the old namespace may have granted themselves rights. Denials are kept.
+    The grants must not apply to a new namespace of the same name, because managers of the old namespace may have
+    granted themselves rights. Denials are kept, so that no principal evades a denial when the name is used again.
     """
     yield StoreStatement(
         "DELETE FROM grants WHERE namespace BETWEEN $1 AND $2 AND deny = 0",
@@ -161,7 +165,10 @@ def forget_grants_below(path: NamespacePath) -> Steps[None]:
 def move_grants(
     kind: EntryKind, namespace: NamespacePath, name: str, to_namespace: NamespacePath, to_name: str
 ) -> Steps[None]:
-    """Move the grants on an entry to its new name, and copy the denials. Existing grants on the new name are kept."""
+    """Move the grants on an entry to its new name, and copy the denials. Existing grants on the new name are kept.
+
+    The denials also stay on the old name (`_take_grants`), so that no principal evades them when another entry gets it.
+    """
     for row in (yield from _take_grants(kind, namespace, name)):
         yield from _put_grant(row, to_namespace, to_name)
 
@@ -169,8 +176,8 @@ def move_grants(
 def move_grants_to_dropped(dropped_id: str | None, kind: EntryKind, namespace: NamespacePath, name: str) -> Steps[None]:
     """Move the grants on a dropped entry to the table of dropped grants, or delete them if it cannot be restored.
 
-    So they do not apply to a new entry with the same name. Denials on the name also stay where they are, and apply to
-    such a new entry.
+    So the grants do not apply to a new entry with the same name. Denials are copied, not moved: they also stay on the
+    name, and apply to such a new entry.
 
     Args:
         dropped_id: The id of the dropped entry, by which its grants and denials can be restored. None if the entry
@@ -207,7 +214,7 @@ def _take_grants(kind: EntryKind, namespace: NamespacePath, name: str) -> Steps[
     """Remove the grants on an entry, and return its grants and denials as rows (principal, role, kind, deny).
 
     Denials are not removed. Otherwise a principal could evade a denial when another entry gets the name, for example
-    when renames replace a table, and the upstream catalog of a federated warehouse could remove denials.
+    when renames replace a table. Also, the catalog that a federated warehouse reads could remove denials by a drop.
     """
     on_entry, params = f"namespace = $1 AND name = $2 AND {_SAME_SPACE[kind]}", (pack(namespace), name)
     columns = "principal, role, kind, deny"
@@ -378,6 +385,10 @@ def create_warehouse(op: operations.CreateWarehouse, now_ms: int) -> Steps[None]
 
     The lock lets only one transaction at a time compare locations. Both the locations and their keys are compared,
     because a key may be the place in another store to which a location is mapped.
+
+    Raises:
+        AlreadyExists: Another warehouse has the name.
+        BadRequest: The location overlaps the location of another warehouse, or there are too many warehouses.
     """
     yield CLAIMS_LOCK
     rows = yield StoreStatement(f"SELECT {WAREHOUSE} FROM warehouses ORDER BY name")  # noqa: S608
@@ -460,6 +471,9 @@ def close_catalog(op: operations.CloseCatalog, now_ms: int) -> Steps[None]:
     """Close an empty catalog, so that nothing can be created in it.
 
     With the lock, a transaction that creates something (`hold_catalog`) ends before the count, or waits and fails.
+
+    Raises:
+        NamespaceNotEmpty: The catalog has namespaces, or dropped entries whose files are left.
     """
     yield StoreStatement("SELECT closed FROM catalog_state", lock="UPDATE")
     counts = ", ".join(f"(SELECT count(*) FROM {table})" for table in _CONTENT)  # noqa: S608

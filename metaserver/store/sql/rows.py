@@ -115,10 +115,13 @@ class StructColumns(Generic[T]):
         omitted_fields: Collection[str] = (),
         **codings: ColumnCoding,
     ) -> None:
+        """Compute the SQL text of the columns, and the positions of the fields that need a conversion."""
         fields = [field for field in struct.__struct_fields__ if field not in omitted_fields]
         self._struct = struct
         self._text = ", ".join((sql or {}).get(field, field) for field in fields)
+        """The list of columns in SQL."""
         self._coded = [(fields.index(field), coding) for field, coding in codings.items()]
+        """The position and the conversion of each field that is stored in a different form."""
         self._values = attrgetter(*fields)
         self.column_count = len(fields)
         self.placeholders = format_placeholders(len(fields))

@@ -94,7 +94,10 @@ def open_sqlite_connection(path: Path, *, read_only: bool, busy_timeout_s: float
 
 
 def run_steps_in_sqlite(connection: sqlite3.Connection, steps: Steps[T]) -> T:
-    """Execute the statements that a generator yields on this connection, and return the generator's result."""
+    """Execute the statements that a generator yields on this connection, and return the generator's result.
+
+    A statement that only takes a lock is left out, because the writers of SQLite run one after another.
+    """
     try:
         statement: StoreStatement = next(steps)
         while True:
@@ -208,9 +211,9 @@ class _Writer:
             connection.close()
 
     def _take_group(self) -> list[_QueuedTransaction]:
-        """Wait for a transaction, and return it together with all other queued transactions.
+        """Wait for a transaction, and return it together with the other queued transactions.
 
-        The result is empty when the writer must stop.
+        The result has at most `GROUP_TRANSACTIONS_MAX` transactions. It is empty when the writer must stop.
         """
         first = self._queue.get()
         if first is None:
@@ -230,7 +233,11 @@ class _Writer:
 
 
 def _open_for_writing(path: Path) -> sqlite3.Connection:
-    """Open the database for writing in WAL mode, migrate its schema, and return the connection."""
+    """Open the database for writing in WAL mode, migrate its schema, and return the connection.
+
+    Raises:
+        ConfigError: The file cannot be used as a database, belongs to another application, or its disk is full.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         create_private_database(path)

@@ -42,6 +42,7 @@ def move_flushed_offsets(op: operations.MoveFlushedOffsets, now_ms: int) -> Step
 
 
 def record_removal_flush(op: operations.RecordRemovalFlush, now_ms: int) -> Steps[None]:
+    """Record the snapshot of a flush that precedes a commit that removes rows. The record replaces an earlier one."""
     yield from hold_table(op.uuid)
     yield StoreStatement(
         "INSERT INTO removal_flushes (uuid, snapshot_id) VALUES ($1, $2) "

@@ -99,8 +99,8 @@ async def read_backup(path: Path) -> AsyncIterator[tuple[BackupInfo, DatabaseRea
     """Open a backup.
 
     Raises:
-        ConfigError: The file is missing, is not a backup, or was written by a newer version of Seamark.
-        Corrupt: The description of the backup is damaged.
+        ConfigError: The file is missing, is not a backup, or has another format than this version of Seamark.
+        Corrupt: The description of the backup is damaged, or states another schema version than the backup has.
     """
     async with read_sqlite(path) as reader:
         info_tables = reader.connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (_INFO_TABLE,)).fetchall()

@@ -69,10 +69,10 @@ async def copy_database(
         reader: The source.
         writer: The target. The caller commits it.
         expected: The digests that the tables of the source must have, or None if they are unknown.
-        is_for_server: Whether a server will use the target. If so, the schema of the target is migrated. A position
-            gives the place of an event in the timeline, and PostgreSQL's are not numbers. SQLite continues with the
-            next number, so numbers replace them in a SQLite target. If `is_for_server` is false, the target has exactly
-            the rows of the source.
+        is_for_server: Whether a server will use the target. If it is false, the target has exactly the rows of the
+            source. If it is true, the schema of the target is migrated, and in a SQLite target, numbers replace the
+            positions of events in the timeline. Positions of PostgreSQL are not numbers, but SQLite continues the
+            timeline with the next number.
 
     Raises:
         Corrupt: The source does not have the expected digests, or the copy differs from the source.
@@ -123,10 +123,13 @@ class _PositionNumbers:
         if table.name not in _POSITIONED:
             return rows
         column_index = table.columns.index(_POSITION)
-        return [(*row[:column_index], self._find_number(row[column_index]), *row[column_index + 1 :]) for row in rows]
+        return [(*row[:column_index], self._format_number(row[column_index]), *row[column_index + 1 :]) for row in rows]
 
-    def _find_number(self, position: str) -> str:
-        """Return the number of the instant at a position, or of the last instant before the position of a cursor."""
+    def _format_number(self, position: str) -> str:
+        """Return the number that replaces a position, as text of 20 digits.
+
+        The position of a reader (cursor) may be between two instants. It gets the number of the instant before it.
+        """
         return f"{self._first + bisect_right(self._positions, position):020d}"
 
 

@@ -23,7 +23,7 @@ def read_database(url: str, *, is_writer_excluded: bool = False) -> AbstractAsyn
         is_writer_excluded: Whether to prevent servers from writing to the database.
 
     Raises:
-        ConfigError: The scheme of the URL is unknown, or the database is unsuitable.
+        ConfigError: The scheme of the URL is unknown, or the URL names no database of Seamark that can be read.
     """
     if parse_scheme(url) == SQLITE_SCHEME:
         return read_sqlite(parse_sqlite_path(url), is_writer_excluded=is_writer_excluded)

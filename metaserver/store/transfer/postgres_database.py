@@ -70,11 +70,12 @@ class PostgresWriter:
 
     async def migrate(self) -> None:
         await run_steps_in_postgres(self._connection, apply_migrations(POSTGRES))
+        # The copied positions of the timeline may be ahead of this cluster, and new positions must sort after them.
         await run_steps_in_postgres(self._connection, renew_epoch())
 
 
 def _list_names() -> tuple[str, ...]:
-    """Return the names of all tables of a catalog."""
+    """Return the names of the tables in which PostgreSQL stores a catalog."""
     return (*_OWN_TABLES, *(table.name for table in read_layout(len(MIGRATIONS))))
 
 
@@ -146,7 +147,8 @@ async def _open_transaction(url: str, subject: str, **options: Any) -> AsyncIter
             async with pool.acquire() as connection, connection.transaction(**options):
                 yield connection
         finally:
-            # Wait until the session has ended, because it would look like a server to the next copy from the same host.
+            # Wait until the session has ended. Otherwise a later copy from this host could regard it as the session
+            # of a running server.
             try:
                 await asyncio.wait_for(pool.close(), CONNECT_TIMEOUT_S)
             except TimeoutError:

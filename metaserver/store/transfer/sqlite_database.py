@@ -77,7 +77,8 @@ async def read_sqlite(path: Path, *, is_writer_excluded: bool = False) -> AsyncI
         is_writer_excluded: Whether to lock the database, so that no server can write while the context is active.
 
     Raises:
-        ConfigError: The file is missing, or is not a database of Seamark.
+        ConfigError: The file is missing or cannot be read, is not a database of Seamark, or has a schema version that
+            this program does not support.
     """
     _check_exists(path)
     with _explain_errors(path):

@@ -57,8 +57,10 @@ def read_stream(body: bytes, subject: str, *, rows_max: int) -> pa.Table:
 def _read_row_count(message: memoryview, subject: str) -> int:
     """Return the number of rows in the header of a message with rows or a dictionary, or 0 for any other message.
 
-    For a dictionary, the number is the number of its values. Compressed buffers are refused, because their decoded size
-    is unknown.
+    For a dictionary, the number is the number of its values.
+
+    Raises:
+        BadRequest: The buffers are compressed, so that their decoded size is unknown.
     """
     root = _U32.unpack_from(message)[0]
     offset = _find_field(message, root, _HEADER_TYPE)

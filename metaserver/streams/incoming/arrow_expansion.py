@@ -68,10 +68,10 @@ def _sum_sizes(sizes: pa.Array) -> int:
 
 
 def _measure_values(array: pa.Array, path: str) -> pa.Array:
-    """Return the size of each value in bytes. The array must not have nested values.
+    """Return the size of each value in bytes.
 
     Raises:
-        BadRequest: The values are nested.
+        BadRequest: The values are nested, or are themselves a dictionary, runs or a union.
     """
     kind: Any = array.type
     if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):

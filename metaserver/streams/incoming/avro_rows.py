@@ -99,8 +99,8 @@ class _Column(NamedTuple):
         has_bytes: Whether each value takes at least one byte.
         nullable: Whether a value may be null.
         convert: Converts a decoded value to the value for Arrow, or None if no conversion is needed.
-        excess: Numbers that bound the memory of a decoded value. For each rate in `_RATES`, it is the maximum memory of
-            a value minus the rate times its bytes in the file.
+        excess: Numbers that bound the memory of a decoded value. For each rate in `_RATES` (bytes of memory per byte of
+            the file), it is the maximum memory of a value minus the rate times its bytes in the file.
         slot_bytes: The size of a null in Arrow.
     """
 
@@ -243,6 +243,9 @@ class _Compiler:
 
         While the fields are read, names without a namespace belong to the namespace of the record, and the record
         counts as open. So a field whose type is the record itself can be refused.
+
+        Raises:
+            BadRequest: A field is invalid, occurs twice, or has a type that is not supported.
         """
         fields = schema.get("fields")
         if not isinstance(fields, list):
@@ -302,6 +305,9 @@ class _Compiler:
         """Add a named type, and return its full name (Avro 1.12, "Names").
 
         A type may be read again through its name, but a second definition with the same name is refused.
+
+        Raises:
+            BadRequest: The type has no valid name, or a name that is already defined.
         """
         name, namespace = schema.get("name"), schema.get("namespace", self._namespace)
         if not isinstance(name, str) or not isinstance(namespace, str):
@@ -329,6 +335,14 @@ class _Compiler:
         return column
 
     def _read_union(self, schema: list[Any], depth: int) -> _Column:
+        """Return the column of a value that may be null.
+
+        Its excess, the memory of a value beyond a rate times its bytes in the file, is that of null or of the value,
+        the larger of both. The byte in the file that selects the type reduces it by one rate.
+
+        Raises:
+            BadRequest: The union has other types than null and one type, or the type is not supported.
+        """
         value_types = [value_type for value_type in schema if value_type != "null"]
         if len(value_types) != 1 or len(schema) > 2:
             raise BadRequest("The Avro schema has a union other than of null and one type; use a nullable column")
@@ -338,12 +352,17 @@ class _Compiler:
         return column._replace(plain=plain_schema, excess=excess, has_bytes=True, nullable=True)
 
     def _read_record(self, schema: Mapping[str, Any], depth: int) -> _Column:
-        number = self._types
+        """Return the column of a record, whose values are decoded as dictionaries.
+
+        The plain schema, with which fastavro decodes values, has no logical types, and a distinct name for each record.
+        A null record also takes the space of a null in the column of each field (`slot_bytes`).
+        """
+        type_number = self._types
         columns = self.read_fields(schema, depth)
         fields = [pa.field(name, column.type, nullable=column.nullable) for name, column in columns.items()]
         plain_schema = {
             "type": "record",
-            "name": f"r{number}",
+            "name": f"r{type_number}",
             "fields": [{"name": name, "type": column.plain} for name, column in columns.items()],
         }
         converts = {name: column.convert for name, column in columns.items() if column.convert is not None}
@@ -365,6 +384,10 @@ class _Compiler:
         )
 
     def _read_array(self, schema: Mapping[str, Any], depth: int) -> _Column:
+        """Return the column of an array. An array takes at least one byte in the file.
+
+        Its excess is the memory of the list and of all items beyond a rate times their bytes in the file.
+        """
         item = self._read_item(schema.get("items"), depth)
         return _Column(
             pa.list_(pa.field("element", item.type, nullable=item.nullable)),
@@ -374,6 +397,10 @@ class _Compiler:
         )
 
     def _read_map(self, schema: Mapping[str, Any], depth: int) -> _Column:
+        """Return the column of a map with text keys. A map, and each of its keys, takes at least one byte in the file.
+
+        Its excess is the memory of the map and of all entries beyond a rate times their bytes in the file.
+        """
         item_column = self._read_item(schema.get("values"), depth)
         convert_item = item_column.convert
 
@@ -391,6 +418,9 @@ class _Compiler:
         """Return the type of the values of an array or a map.
 
         Values without bytes, such as nulls, are refused, because a tiny file could contain any number of them.
+
+        Raises:
+            BadRequest: The type is not supported, or its values may have no bytes.
         """
         item = self.read_type(schema, depth + 1)
         if not item.has_bytes:
@@ -398,6 +428,11 @@ class _Compiler:
         return item
 
     def _read_enum(self, schema: Mapping[str, Any]) -> _Column:
+        """Return the column of an enum, whose values become strings.
+
+        Raises:
+            BadRequest: The enum has no symbols or no valid name.
+        """
         symbols = schema.get("symbols")
         if not isinstance(symbols, list) or not all(isinstance(symbol, str) for symbol in symbols):
             raise BadRequest("The Avro schema has an enum without symbols")
@@ -409,6 +444,11 @@ class _Compiler:
         return _Column(pa.string(), plain_schema, _compute_excess(memory_bytes, 1))
 
     def _read_fixed(self, schema: Mapping[str, Any]) -> _Column:
+        """Return the column of values of a fixed size, which are bytes or decimals.
+
+        Raises:
+            BadRequest: The size, the name or the decimal is invalid.
+        """
         size = schema.get("size")
         if not isinstance(size, int) or not 1 <= size <= INFLATED_BYTES_MAX:
             raise BadRequest("The Avro schema has a fixed type without a valid size")
@@ -417,17 +457,21 @@ class _Compiler:
         decimal = _read_decimal(schema, plain_schema, size)
         if decimal is not None:
             return decimal
+        # The memory counts the `size` bytes of a value twice: in the object in Python, and in the Arrow column.
         excess = _compute_excess(_BINARY_BYTES + 2 * size, size)
         return _Column(pa.binary(size), plain_schema, excess, slot_bytes=_SLOT_BYTES + size)
 
 
 def _read_primitive(name: str, schema: Mapping[str, Any]) -> _Column:
+    """Return the column of a primitive type. A logical type determines the type in Arrow."""
     kind = _LOGICAL.get((name, str(schema.get("logicalType"))))
     decimal = _read_decimal(schema, name, 1) if name == "bytes" else None
     if decimal is not None:
         return decimal
     memory_bytes = _BINARY_BYTES if name in ("bytes", "string") else _VALUE_BYTES
-    excess = _compute_excess(memory_bytes, {"float": 4, "double": 8}.get(name, 1))
+    # A float takes 4 bytes in the file, and a double 8 bytes. A value of another type takes at least one byte.
+    file_bytes_min = {"float": 4, "double": 8}.get(name, 1)
+    excess = _compute_excess(memory_bytes, file_bytes_min)
     return _Column(_PRIMITIVES[name] if kind is None else kind, name, excess)
 
 
@@ -438,6 +482,9 @@ def _read_decimal(schema: Mapping[str, Any], plain_schema: Any, size_bytes: int)
         schema: The type.
         plain_schema: The type without its logical type.
         size_bytes: The minimum size of a value in the file.
+
+    Raises:
+        BadRequest: The precision or the scale is not supported.
     """
     precision, scale = schema.get("precision"), schema.get("scale", 0)
     if schema.get("logicalType") != "decimal" or not isinstance(precision, int) or not isinstance(scale, int):
@@ -465,18 +512,21 @@ def _compute_excess(memory_bytes: int, size_bytes: int) -> NDArray[np.float64]:
 
 
 def _sum_excess(columns: Mapping[str, _Column]) -> NDArray[np.float64]:
-    """Return the memory of a record beyond a rate times its size in the file, for each rate in `_RATES`.
+    """Return the excess of a record for each rate in `_RATES`: its memory minus the rate times its size in the file.
 
-    It is the sum for the values of the record and for the dictionary that has them.
+    The record is decoded as a dictionary. The excess is that of the dictionary plus that of each value.
     """
     return sum((column.excess for column in columns.values()), _compute_excess(_RECORD_BYTES, 0))
 
 
 def _compute_excess_of_items(excess: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the memory of all items of an array beyond a rate times their size in the file, for each rate.
+    """Return the excess of all items of an array, for each rate in `_RATES`.
 
-    The number of items is not known. So the result is infinite at rates at which a single item needs more memory
-    (`excess` is positive), and 0 at the other rates.
+    The excess is the memory minus the rate times the size in the file. The number of items is not known. So the result
+    is infinite at rates at which the excess of a single item is positive, and 0 at the other rates.
+
+    Args:
+        excess: The excess of one item, for each rate.
     """
     return np.where(excess > 0, np.inf, 0.0)
 

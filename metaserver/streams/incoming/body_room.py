@@ -98,7 +98,7 @@ class BodyReservations:
         pauses: Pauses,
         counts: StreamCounts,
     ) -> None:
-        """Create the reservations.
+        """Create an object without reservations.
 
         Args:
             settings: The settings of the server.
@@ -106,7 +106,7 @@ class BodyReservations:
             tables: The open tables, by UUID.
             check_memory: Raises TooManyRequests if a table has no memory for a number of additional bytes, while
                 other bytes are reserved for the table, or for other tables of the body.
-            pauses: The pauses of tables.
+            pauses: The tables that take no rows at present.
             counts: Counts refused bodies.
         """
         self._settings = settings
@@ -136,8 +136,9 @@ class BodyReservations:
     async def await_arrival(self, loaded: LoadedTable, body_bytes: int, principal_name: str) -> AsyncIterator[None]:
         """Wait until a table has memory for a large request body, at most `WAIT_S`.
 
-        The caller receives the body while the context is active. Nothing is reserved, so a client that sends slowly
-        delays only other large bodies for the table, for `WAIT_S`.
+        The caller receives the body while the context is active. During this time, the body counts only when other
+        large bodies for the table wait here. So a client that sends slowly delays only these bodies, for at most
+        `WAIT_S`.
 
         Args:
             loaded: The table.

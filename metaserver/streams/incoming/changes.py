@@ -88,8 +88,8 @@ def parse_kind(value: Any) -> RowKind | None:
 def read_debezium(message: Any, key: Sequence[str]) -> list[RowWithKind]:
     """Return the changes in an envelope, the form in which Debezium describes a change of a row.
 
-    A tombstone has no changes. An update that changes the key has two: the deletion of the row with the old key, and
-    the new row.
+    A tombstone, and a message with the op `m`, have no changes. An update that changes the key has two: the deletion of
+    the row with the old key, and the new row.
 
     Args:
         message: The decoded JSON of the message's value, with or without `schema` and `payload`.
@@ -275,6 +275,9 @@ def _find_converter(kind: Any, column: Mapping[str, Any]) -> Callable[[Any], Any
     """Return the function that converts values of a semantic type of Debezium or Kafka Connect.
 
     The result is None if the values need no conversion.
+
+    Raises:
+        BadRequest: The scale of a decimal is invalid.
     """
     if kind == "org.apache.kafka.connect.data.Decimal":
         scale = _read_scale(column.get("parameters"))
@@ -369,7 +372,7 @@ def take_kinds(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[RowKind | No
     """Return the rows without the column `_op`, and their kinds, or None if this column is missing.
 
     Raises:
-        BadRequest: A kind is unknown. The message contains the number of the row.
+        BadRequest: A kind is unknown. The message contains the number of the row in the batch.
     """
     kind_index = batch.schema.get_field_index(KIND_FIELD)
     if kind_index < 0:
@@ -387,7 +390,7 @@ def take_kinds(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[RowKind | No
 def encode_kinds(kinds: Sequence[RowKind | None], key: Sequence[str], first_row: int = 0) -> bytes:
     """Encode the kinds for the log, one byte for each row. The result for a table without a key is empty.
 
-    A row of a table with a key that states no kind is an update.
+    If the table has a key, a row without a kind is an update.
 
     Args:
         kinds: The kinds of the rows.

@@ -148,9 +148,9 @@ class RowPreparation:
     def accepts_joined_rows(self, rows: JoinedRows) -> bool:
         """Return whether `prepare_joined`, which prepares several requests at once, may prepare the rows of a request.
 
-        The result is the same as that of `prepare_json` or `prepare_arrow` only if rows have neither a kind (insert,
-        update or delete) nor a key, and if no single rows are rejected. Arrow columns that cannot be concatenated
-        without conversion are also excluded.
+        The result of `prepare_joined` is the same as that of `prepare_json` or `prepare_arrow` only under conditions.
+        Rows state no kind (insert, update or delete), and no row is rejected alone. The table has no key, or a single
+        shard. Arrow columns must be concatenated without conversion.
         """
         if self.is_envelope or self.rejects_rows or self.left_out:
             return False
@@ -229,7 +229,8 @@ class RowPreparation:
         """Prepare Arrow rows.
 
         Raises:
-            BadRequest: A row does not fit. The message contains the column and the value.
+            BadRequest: A row does not fit, and the table has no dead-letter table. Or too many rows do not fit. The
+                message contains the column and the value. Or a kind is invalid, or envelopes of Debezium are expected.
         """
         if self.is_envelope:
             raise BadRequest("Envelopes of Debezium are JSON; send them as application/json or application/x-ndjson")

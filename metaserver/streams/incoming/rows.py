@@ -201,7 +201,8 @@ def _to_array(values: list[Any], kind: Type, path: str) -> pa.Array:
             kind,
             [_convert_value(_make_converter(kind), value, number, path, kind) for number, value in enumerate(values)],
         )
-    except MemoryError:  # Do not treat it as an `ArrowException`, of which a subclass is also a MemoryError.
+    except MemoryError:
+        # Arrow's out-of-memory error is also an `ArrowException`. Raise it, because the values are not the reason.
         raise
     except (ValueError, pa.ArrowException) as error:
         raise BadRequest(f"Column {path}: {str(error)[:300]}") from None

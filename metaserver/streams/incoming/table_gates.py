@@ -97,7 +97,8 @@ class TableGates:
         commit has changed the table meanwhile.
 
         Raises:
-            RetryLater: A commit takes too long.
+            RetryLater: A commit takes too long. Gates whose processes have stopped are opened first, so that a later
+                append succeeds.
         """
         loop = asyncio.get_running_loop()
         while True:
@@ -111,7 +112,7 @@ class TableGates:
             await asyncio.sleep(_POLL_S)
 
     async def _open_abandoned(self, log: SharedLog, closed_numbers: Mapping[str, int]) -> None:
-        """Open the gates that processes had closed to block appends, and that have stopped since.
+        """Open the gates of processes that have stopped after they closed the gates to block appends.
 
         If this fails, a later append tries again.
 
@@ -159,7 +160,7 @@ class TableGates:
 
     @asynccontextmanager
     async def _close_gate(self, log: SharedLog, uuid: str) -> AsyncIterator[CheckFence]:
-        """Close the gate of a table in the log, so that it refuses appends, while the context is active.
+        """Close the gate of a table, so that the log refuses appends to the table, while the context is active.
 
         A lease in the database, which this process renews, shows other processes that the gate is in use. The commit's
         transaction must contain the yielded operation, which fails if another process has taken the lease. At the end
@@ -190,7 +191,7 @@ class TableGates:
             GateMoved: Other processes have moved the gate during each attempt.
         """
         for attempt in range(1, _MOVES_MAX + 1):
-            await log.catch_up()  # Read the current number, which this process may not have seen yet.
+            await log.catch_up()  # Read the current number of the gate, which this process may not have yet.
             try:
                 await log.move_gates({uuid: log.read_gates([uuid])[uuid].number}, is_closed=True)
                 return

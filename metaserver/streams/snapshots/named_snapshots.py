@@ -52,8 +52,8 @@ class NamedSnapshots:
     """The fresh snapshots of all tables. An instance belongs to one event loop.
 
     Attributes:
-        named_s: The time for which requests may name a fresh snapshot after the server last returned it as current. The
-            server returns it as current for at most the same time after its creation.
+        reuse_s: The time for which requests may name a fresh snapshot after the server last returned it as current. The
+            server also returns it again as current for at most this time after its creation.
         lifetime_s: The time after its creation for which requests to any process may name a fresh snapshot.
     """
 
@@ -74,9 +74,9 @@ class NamedSnapshots:
         self._manifests = manifests
         self._shared_snapshots = shared
         self._clock = clock
-        self.named_s = min(_NAMED_S_MAX, retention_s)
-        # A snapshot is returned for `named_s` after its creation, and may be named for `named_s` after that.
-        self.lifetime_s = 2 * self.named_s
+        self.reuse_s = min(_NAMED_S_MAX, retention_s)
+        # A snapshot is returned for `reuse_s` after its creation, and may be named for `reuse_s` after that.
+        self.lifetime_s = 2 * self.reuse_s
         self._newest: dict[str, _NamedSnapshot] = {}
         """The newest snapshot of each table, by the UUID of the table."""
         self._by_id: dict[tuple[str, int], _NamedSnapshot] = {}
@@ -87,7 +87,7 @@ class NamedSnapshots:
         """Return the fresh snapshot of a table with an id, or None if it is unknown, or too old for requests.
 
         A fresh snapshot has rows of a stream that no commit has added to the table yet. Requests may name its id for
-        `named_s` after the server has last returned it.
+        `reuse_s` after the server has last returned it.
 
         Args:
             uuid: The UUID of the table.
@@ -99,7 +99,7 @@ class NamedSnapshots:
         """
         named_snapshot = self._by_id.get((uuid, snapshot_id))
         if named_snapshot is not None:
-            return named_snapshot.snapshot if self._clock.monotonic() - named_snapshot.used_s <= self.named_s else None
+            return named_snapshot.snapshot if self._clock.monotonic() - named_snapshot.used_s <= self.reuse_s else None
         if not may_be_fresh(snapshot_id):
             return None
         return await self._shared_snapshots.find(uuid, snapshot_id, folder)
@@ -110,7 +110,7 @@ class NamedSnapshots:
         """Return a fresh snapshot: a snapshot with rows of a stream that no commit has added to the table yet.
 
         Its manifests are stored. If nothing has changed, it is the newest existing snapshot, unless that was created
-        more than `named_s` ago. Its files are kept for a limited time after its creation.
+        more than `reuse_s` ago. Its files are kept for a limited time after its creation.
 
         Args:
             table: The open table, which later deletes the manifests, when no query can need them.
@@ -123,7 +123,7 @@ class NamedSnapshots:
         locations = tuple(file.location for part in fresh_rows.parts for file in part.files)
         key = (entry.uuid, entry.metadata_location, ranges, locations)
         now_s, newest = self._clock.monotonic(), self._newest.get(entry.uuid)
-        if newest is not None and newest.key == key and now_s - newest.made_s < self.named_s:
+        if newest is not None and newest.key == key and now_s - newest.made_s < self.reuse_s:
             newest.used_s = now_s
             return newest.snapshot
         return await self._encoding.run(
@@ -162,7 +162,7 @@ class NamedSnapshots:
                     )
                 finally:
                     locations += writer.written
-            # `make` returns the snapshot for `named_s`, and requests may name it for another `named_s` after that.
+            # `make` returns the snapshot for `reuse_s`, and requests may name it for another `reuse_s` after that.
             # Other processes accept the snapshot for this lifetime, by its signed record (`seal`).
             until_ms = self._clock.now_ms() + int(1000 * self.lifetime_s)
             seal = partial(self._shared_snapshots.seal, table.uuid, until_ms=until_ms)
@@ -183,10 +183,10 @@ class NamedSnapshots:
         self._by_id[uuid, named_snapshot.snapshot.snapshot_id] = named_snapshot
         while True:
             oldest_id, oldest = next(iter(self._by_id.items()))
-            if len(self._by_id) <= _SNAPSHOTS_MAX and named_snapshot.made_s - oldest.used_s <= self.named_s:
+            if len(self._by_id) <= _SNAPSHOTS_MAX and named_snapshot.made_s - oldest.used_s <= self.reuse_s:
                 return
             del self._by_id[oldest_id]
 
     def forget(self, uuid: str) -> None:
-        """Forget the newest snapshot of a closed table. Requests may still name it."""
+        """Forget which snapshot of a closed table is the newest. Requests may still name this snapshot by its id."""
         self._newest.pop(uuid, None)

@@ -73,7 +73,7 @@ class SharedSnapshots:
         return {_HEADER_KEY: to_base64url(key_id + _compute_mac(key, uuid, body) + body)}
 
     async def find(self, uuid: str, snapshot_id: int, folder: str) -> Snapshot | None:
-        """Return the fresh snapshot with an id that any process has created, or None if it is unknown or too old.
+        """Return the fresh snapshot with this id, or None if it is unknown or too old. Any process may have created it.
 
         Args:
             uuid: The UUID of the table.

@@ -147,6 +147,12 @@ class TopicIntake:
         Messages with offsets that the log already had at the start of the session are reported and skipped. Kafka gives
         an offset again only after it has lost messages (`_report_lost`). The other messages are divided into runs,
         whose rows are appended together.
+
+        Raises:
+            ProducerFenced: Another process now reads the topic.
+            NoSuchTable: The table was dropped.
+            StreamRemoved: The stream of the table was removed from the log.
+            RetryLater: The table accepts no rows now.
         """
         loaded_table, _ = await self._load()
         lost_messages = [message for message in messages if message.offset < self._starts[partition]]
@@ -162,6 +168,8 @@ class TopicIntake:
         Raises:
             ProducerFenced: Another process now reads the topic.
             NoSuchTable: The table was dropped.
+            StreamRemoved: The stream of the table was removed from the log.
+            RetryLater: The log has not accepted the position of a rejected message.
         """
         pause_s, failing_since_s = _RETRY_S, None
         while True:
@@ -179,7 +187,8 @@ class TopicIntake:
                 _log.exception("messages of a topic cannot be appended", topic=self._topic.name, partition=partition)
                 self._counts.waiting[self._uuid] = f"an unexpected error ({type(error).__name__})"
                 now_s = self._clock.monotonic()
-                # Such an error of the process does not depend on the message, so the time begins again.
+                # The message does not cause a MemoryError or an OSError. After such an error, the time until messages
+                # are appended one by one begins again.
                 if failing_since_s is None or isinstance(error, MemoryError | OSError):
                     failing_since_s = now_s
                 elif now_s - failing_since_s >= _UNEXPECTED_S_MAX:
@@ -203,6 +212,9 @@ class TopicIntake:
             reason: The reason of the refusal, for the dead letter.
 
         Raises:
+            ProducerFenced: Another process now reads the topic.
+            NoSuchTable: The table was dropped.
+            StreamRemoved: The stream of the table was removed from the log.
             RetryLater: The log has not accepted the position of a rejected message.
         """
         if len(run.messages) > 1:
@@ -222,7 +234,7 @@ class TopicIntake:
             raise RetryLater(reason)
 
     async def _load(self) -> tuple[LoadedTable, DeadLetters | None]:
-        """Return the table and its dead-letter table.
+        """Return the table, and its dead-letter table or None.
 
         Raises:
             NoSuchTable: The table was dropped.
@@ -239,7 +251,13 @@ class TopicIntake:
         """Append the rows of a run, and its rejected rows to the dead-letter table, in one append.
 
         If the dead-letter table does not accept the rejected rows, the rows that fit are appended without them. The
-        offset of the last message is the sequence number of the append, even if there are no rows.
+        offset of the last message is the sequence number of the append, even if there are no rows. An append that the
+        log already has is not counted again.
+
+        Raises:
+            NoSuchTable: The table was dropped.
+            RetryLater: The table accepts no rows now.
+            SeamarkError: The log refuses the append. `Streams.append` describes the errors.
         """
         loaded_table, dead_letters = await self._load()
         is_envelope = loaded_table.metadata.properties.get(ENVELOPE) == "debezium"

@@ -64,7 +64,7 @@ class TopicIntakes:
     async def run(self) -> None:
         """Read the topics of the tables that this process owns, each in a task (intake), until the call is cancelled.
 
-        Then wait until all intakes have ended.
+        Then wait until all intakes have ended. If Kafka does not answer, log the error, and try again later.
         """
         try:
             while True:
@@ -81,6 +81,9 @@ class TopicIntakes:
 
     async def update_intakes(self) -> None:
         """Start a task that reads the topic of each table that this process owns, and stop the tasks of other tables.
+
+        A task that has ended is started again. If the topic had no table, or after an unexpected error, the new task
+        starts only after a pause.
 
         Raises:
             LogUnavailable: Kafka does not answer.

@@ -125,7 +125,7 @@ def read_messages(messages: Sequence[TopicMessage], metadata: TableMetadata, *, 
         except SeamarkError as error:
             run.rejected.append(make_rejected_row(message, error.message))
             continue
-        except MemoryError:  # Read the message again, because it has not caused this error.
+        except MemoryError:  # The message has not caused this error, so it is not rejected. The caller reads it again.
             raise
         except Exception as error:  # noqa: BLE001  a message must not block later messages
             run.rejected.append(make_rejected_row(message, f"The message cannot be read ({type(error).__name__})"))

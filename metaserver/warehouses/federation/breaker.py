@@ -21,13 +21,17 @@ _log = structlog.get_logger("seamark.warehouses")
 
 
 class CatalogBreaker:
-    """The breaker of one catalog. An instance belongs to one event loop.
-
-    Args:
-        is_answering: Sends a request to the other catalog, and returns whether it answers.
-    """
+    """The breaker of one catalog. An instance belongs to one event loop."""
 
     def __init__(self, is_answering: Callable[[], Awaitable[bool]]) -> None:
+        """Create a breaker that permits requests.
+
+        The breaker is open, and refuses requests with `_message`, while the other catalog does not answer.
+        `_is_closed` means that `close` was called, and the breaker sends no more requests.
+
+        Args:
+            is_answering: Sends a request to the other catalog, and returns whether it answers.
+        """
         self._is_answering = is_answering
         self._message = ""
         self._is_open = False
@@ -35,16 +39,22 @@ class CatalogBreaker:
         self._task: asyncio.Task[None] | None = None
 
     def check(self) -> None:
-        """Return if requests can be sent.
+        """Check that requests to the federated catalog are not paused.
 
         Raises:
-            RetryLater: The other catalog does not answer.
+            RetryLater: The federated catalog has not answered, so requests to it are paused.
         """
         if self._is_open:
             raise RetryLater(self._message)
 
     def report_failure(self, message: str) -> None:
-        """Determine whether the other catalog answers, and if not, refuse requests with this message until it does."""
+        """Start a task that checks whether the other catalog answers. If not, requests are refused until it does.
+
+        Nothing happens if the task already runs, or after `close`.
+
+        Args:
+            message: The message of the refusals.
+        """
         if self._task is None and not self._is_closed:
             self._message = message
             self._task = asyncio.create_task(self._watch(), name="federation breaker")
@@ -68,9 +78,9 @@ class CatalogBreaker:
             self._is_open, self._task = False, None
 
     async def _probe(self) -> bool:
-        """Return whether the other catalog answers now."""
+        """Return whether the federated catalog, from which the warehouse reads its names, answers now."""
         try:
             return await self._is_answering()
-        except Exception as error:  # noqa: BLE001  the task must not end while the breaker is open
+        except Exception as error:  # noqa: BLE001  the task must not end while requests are paused
             _log.error("a request to the catalog of a warehouse failed unexpectedly", exc_info=error)
             return False

@@ -93,9 +93,10 @@ class FederatedStore:
             return await self._find_entry(self._mirrors, kind, namespace, name)
 
     async def _find_entry(self, mirrors: Mirrors, kind: EntryKind, namespace: NamespacePath, name: str) -> Entry | None:
-        """Return the entry of a table or view with a current mirror, or None if the other catalog does not have it.
+        """Return the entry of a table or view with a current mirror, or None if the federated catalog lacks it.
 
-        The mirror of a table is a copy of its metadata, which this server writes and to which the entry refers.
+        The warehouse reads its names from the federated catalog. The mirror of a table is a copy of its metadata, which
+        this server writes and to which the entry refers.
         """
         location = await self._other_catalog.find_entry(kind, namespace, name)
         if location is None and await self._store.load_entry(kind, namespace, name) is None:
@@ -143,7 +144,7 @@ class FederatedStore:
         return location if _contains_name(names, name) else None
 
     async def _is_namespace_listed(self, path: NamespacePath) -> bool:
-        """Return whether the other catalog lists each level of the path in this spelling."""
+        """Return whether the federated catalog (the source of names) lists each level of the path in this spelling."""
         for depth in range(1, len(path) + 1):
             parent, level = path[: depth - 1], path[:depth]
             if _contains_name(await self._other_catalog.list_namespaces(parent), level):
@@ -170,10 +171,10 @@ def _contains_name(names: Sequence[T], name: T) -> bool:
 
 
 @asynccontextmanager
-async def open_names(
+async def open_warehouse_store(
     settings: Settings, store: PointerStore, clock: Clock
 ) -> AsyncIterator[tuple[PointerStore, Callable[[CatalogContext], None]]]:
-    """Open the pointer store of an additional warehouse, which reads names from another catalog if it is federated.
+    """Open the pointer store of a further warehouse, which reads names from another catalog if it is federated.
 
     Args:
         settings: The settings of the warehouse.

@@ -85,26 +85,27 @@ class Mirrors:
                 await self._store.transact(_make_removals(entry))
 
     async def find(self, kind: EntryKind, namespace: NamespacePath, name: str, location: str | None) -> Entry | None:
-        """Return the entry of a name if it is up to date: if it refers to the mirror of this metadata file. Or None.
+        """Return the entry of a name if it refers to the mirror of the metadata file `location`, otherwise None.
 
-        The mirror of a table is a copy of its metadata in the other catalog, to which this server's entry refers.
+        The mirror of a table is a copy of its metadata in the federated catalog, to which this server's entry refers.
 
         Args:
-            location: The metadata file of the other catalog, or None if the other catalog does not have the name.
+            location: The metadata file of the federated catalog, or None if that catalog does not have the name.
         """
         entry = None if location is None else await self._store.load_entry(kind, namespace, name)
         return entry if entry is not None and await self._find_source(entry) == location else None
 
     async def update(self, kind: EntryKind, namespace: NamespacePath, name: str, location: str) -> Entry:
-        """Make the mirror of a name of the other catalog current, and return the entry of the name.
+        """Update the mirror of a table or view of the federated catalog, and return the entry of its name.
 
         The mirror of a table is a copy of its metadata, which this server writes and to which the entry refers.
 
         Args:
-            location: The metadata file to which the name refers in the other catalog.
+            location: The metadata file to which the name refers in the federated catalog.
 
         Raises:
-            Forbidden: The metadata names files outside the warehouse, outside the table, or in another table.
+            Forbidden: The metadata are damaged or refused, for example because they name files outside the warehouse,
+                outside the table, or in another table.
             RetryLater: The name changed in each attempt.
         """
         for _ in range(_MIRROR_TRIES_MAX):
@@ -126,7 +127,7 @@ class Mirrors:
         raise RetryLater(f"{format_path(namespace, name)} changes in the other catalog at the same time; try again")
 
     async def _find_source(self, entry: Entry) -> str:
-        """Return the metadata file of the other catalog that the entry mirrors."""
+        """Return the metadata file of the other catalog that the entry mirrors, or "" if the mirror was deleted."""
         if entry.kind is EntryKind.VIEW:
             return entry.metadata_location
         try:
@@ -138,7 +139,9 @@ class Mirrors:
     async def _point_name_at(
         self, kind: EntryKind, namespace: NamespacePath, name: str, location: str, entry: Entry | None
     ) -> None:
-        """Let a name refer to a metadata file of the other catalog: for a view to the file, for a table to a new copy.
+        """Let a name of this server refer to a table or view of the federated catalog.
+
+        The name of a view refers to the metadata file itself, and the name of a table to a new copy of the file.
 
         Args:
             kind: The kind of the entry.
@@ -175,7 +178,7 @@ class Mirrors:
         )
 
     async def _write_table(self, namespace: NamespacePath, name: str, location: str, entry: Entry | None) -> None:
-        """Copy the metadata of a table of the other catalog (its mirror), and let its name refer to the copy.
+        """Copy the metadata of a table of the federated catalog, and let its name refer to the copy (the mirror).
 
         Args:
             namespace: The namespace of the name.
@@ -246,6 +249,8 @@ class Mirrors:
     async def _find_former(self, new: Entry, entry: Entry | None) -> Entry | None:
         """Return the entry of the same table or view, which may have had a different name in the other catalog.
 
+        The result is None if this server has no such entry.
+
         Raises:
             BadRequest: The other catalog has the table or view under two names. A rename of the entry would apply the
                 grants on the first name to the second name.
@@ -284,7 +289,11 @@ def _check_uuid(uuid: str) -> str:
 
 
 async def remove_mirrors(store: PointerStore) -> None:
-    """Remove all names from the database of a federated warehouse, without deleting the files of the mirrors."""
+    """Remove all names from the database of a federated warehouse.
+
+    The names of its tables refer to mirrors: copies of the metadata in the federated catalog. The files of the mirrors
+    are not deleted.
+    """
     paths: list[NamespacePath] = []
     parents: list[NamespacePath] = [()]
     while parents:

@@ -104,7 +104,7 @@ class _CachedAnswer(NamedTuple):
 
 
 class _NoAnswer(Exception):
-    """Raised if the other catalog sends no answer."""
+    """Raised if the catalog from which a federated warehouse reads its names sends no answer."""
 
 
 class _Failure(NamedTuple):
@@ -181,7 +181,14 @@ class OtherCatalog:
             self._requests -= 1
 
     async def find_namespace(self, path: NamespacePath) -> dict[str, str] | None:
-        """Return the properties of a namespace, or None if it does not exist."""
+        """Return the properties of a namespace, or None if it does not exist.
+
+        A path with the separator of the other catalog in a level also counts as missing, because the other catalog
+        could read it as a path with more levels (`_is_ambiguous`).
+
+        Raises:
+            RetryLater: The other catalog does not answer.
+        """
         if await self._is_ambiguous(path):
             return None
 
@@ -196,9 +203,15 @@ class OtherCatalog:
     async def list_namespaces(self, parent: NamespacePath, *, skip_cache: bool = False) -> list[NamespacePath]:
         """Return the namespaces directly below a namespace, in code-point order of their last level.
 
+        The list is empty if the other catalog could read the path of the namespace as a path with more levels
+        (`_is_ambiguous`).
+
         Args:
             parent: The namespace, or `()` for the namespaces with one level.
             skip_cache: Whether to ignore cached answers.
+
+        Raises:
+            RetryLater: The other catalog does not answer, or lists too many names.
         """
         if await self._is_ambiguous(parent):
             return []
@@ -226,11 +239,17 @@ class OtherCatalog:
     ) -> list[str]:
         """Return the names of the tables or views of a namespace, in code-point order.
 
+        The list is empty if the other catalog could read the path of the namespace as a path with more levels
+        (`_is_ambiguous`).
+
         Args:
             kind: The kind of the entries.
             namespace: The namespace of the entries.
             skip_cache: Whether to ignore cached answers.
             fresh_s: The maximum age of a cached answer, if it is longer than `federation_fresh_s`.
+
+        Raises:
+            RetryLater: The other catalog does not answer, or lists too many names.
         """
         if await self._is_ambiguous(namespace):
             return []
@@ -252,11 +271,17 @@ class OtherCatalog:
     ) -> str | None:
         """Return the location of the metadata file of a table or view, or None if it does not exist.
 
+        The result is also None if the other catalog could read the path of the namespace as a path with more levels
+        (`_is_ambiguous`).
+
         Args:
             kind: The kind of the entry.
             namespace: The namespace of the entry.
             name: The name of the entry in the namespace.
             skip_cache: Whether to ignore cached answers.
+
+        Raises:
+            RetryLater: The other catalog does not answer, or its answer does not contain the location.
         """
         if await self._is_ambiguous(namespace):
             return None
@@ -417,7 +442,7 @@ class OtherCatalog:
             raise RetryLater(str(error)) from None
 
     async def _exchange(self, method: str, path: str, headers: dict[str, str], data: bytes | None = None) -> _Answer:
-        """Send a request even if the breaker is open, and return the answer.
+        """Send a request, and return the answer. The method does not check the circuit breaker, unlike `_request`.
 
         Raises:
             _NoAnswer: The other catalog accepts no connection, or sends no complete answer in time.
@@ -454,13 +479,13 @@ class OtherCatalog:
             return self._token
         if self._token and self._clock.monotonic() < self._token_end_s:
             return self._token
-        return await self._run_shared_step("the login", self._read_token)
+        return await self._run_shared_step("the login", self._request_token)
 
-    async def _read_token(self) -> str:
+    async def _request_token(self) -> str:
         """Exchange the credential in the settings for a token, and keep the token until shortly before its end.
 
         Raises:
-            RetryLater: The other catalog gives no token.
+            RetryLater: The federated catalog, which issues the token, gives none.
         """
         client_id, _, secret = self._settings.federation_credential.rpartition(":")
         form = {"grant_type": "client_credentials", "client_id": client_id, "client_secret": secret}
@@ -492,12 +517,12 @@ class OtherCatalog:
             raise RetryLater(f"The catalog {self._uri} of this warehouse sent an answer that is not valid") from None
 
     async def _is_ambiguous(self, path: NamespacePath) -> bool:
-        """Return whether the other catalog could read the path as a path with more levels.
+        """Return whether the federated catalog could read the path as a path with more levels.
 
-        The other catalog chooses the separator of levels, and a level can contain it. With the separator `.`, rights on
-        `hr` would not apply to a request for `hr.pay` as one level.
+        The federated catalog chooses the separator of levels, and a level can contain it. With the separator `.`,
+        rights on `hr` would not apply to a request for `hr.pay` as one level.
         """
-        await self._load_route_prefix()
+        await self._load_route_prefix()  # Also reads the separator.
         return any(self._separator in level for level in path)
 
     def _encode(self, path: NamespacePath) -> str:

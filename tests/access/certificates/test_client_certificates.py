@@ -637,6 +637,7 @@ async def test_standing_rights_of_a_certificate_depend_on_its_grants_and_on_acce
     rules = tmp_path / "rules.toml"
     rules.write_text('[[rule]]\ncn = "{name}"\nprincipal = "{name}"\ngroups = ["g"]\n')
     rights_with_groups = StandingRights(store, clock, Settings(auth="cert", tls_client_rules_file=str(rules)))
+    # The groups of the certificate may have grants, and are known only during its requests.
     assert await rights_with_groups.explain_loss("cert:other", "loadTable", table) is None
 
 

@@ -247,6 +247,7 @@ async def test_listing_of_one_principal_does_not_delay_requests_of_other_princip
     ):
         objects = [Securable(("shop",), "table", f"t{number}") for number in range(100)]
         listing = asyncio.create_task(authorizer.allows_each(ANN, "tableExists", objects))
+        # One principal has at most half of the requests, so the other half is free for other principals.
         while policy.waiting_questions < REQUESTS_MAX // 2:
             await asyncio.sleep(0.01)
         for number in range(3):

@@ -89,7 +89,7 @@ async def test_each_request_for_a_shared_plan_table_counts_as_a_statement(api_wi
     assert (shape["sums"]["bytes-before"], shape["sums"]["bytes-after"]) == (900_000, 30_000)
 
 
-async def test_scan_report_with_sanitised_literals_has_the_shape_of_the_plan(api_with_files: Api) -> None:
+async def test_scan_report_is_recorded_as_a_query_shape_without_literals(api_with_files: Api) -> None:
     report = {
         "report-type": "scan-report",
         "table-name": "db.t",
@@ -270,20 +270,20 @@ async def test_samplers_share_a_limited_memory(api_with_files: Api, monkeypatch:
 
 async def test_old_rows_are_removed_although_the_merge_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with run_server(tmp_path) as server:
-        deleted_counts = []
+        pruned_hour_limits = []
 
         async def fail_merge(store: Any, hour_limit: int, limit: int, period_hours: int) -> int:
             raise StorageError("integer overflow")
 
         async def prune(store: Any, hour_limit: int, limit: int) -> int:
-            deleted_counts.append(hour_limit)
+            pruned_hour_limits.append(hour_limit)
             return 0
 
         monkeypatch.setattr(type(server.components.store), "merge_query_hours", fail_merge)
         monkeypatch.setattr(type(server.components.store), "prune_queries", prune)
         with pytest.raises(StorageError, match="integer overflow"):
             await server.components.history.prune()
-        assert len(deleted_counts) == 1
+        assert len(pruned_hour_limits) == 1
 
 
 async def test_setting_disables_the_query_history(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def build_index_file(build: dict[str, Any], files: Sequence[DataFile], **other: 
     """Return an index file of these data files that matches the build, without readable entries.
 
     Args:
-        build: The answer of the server to the begin of the build.
+        build: The server's answer to the request that starts the build.
         files: The indexed data files.
         other: Arguments of `assemble_index_file` that replace those of the build.
     """

@@ -151,7 +151,7 @@ def compare_values(op: str, left: Any, right: Any) -> bool:
 async def read_pages(api: Api, body: dict[str, Any]) -> list[dict[str, Any]]:
     """Query the bitmap of matching rows, and return the files of all pages.
 
-    Check that a page is exact only if all of its files are exact.
+    Check that a page is exact if and only if all of its files are exact.
     """
     files, token = [], None
     while True:
@@ -367,7 +367,10 @@ def check_memory_stays_small() -> Iterator[None]:
 
 
 async def create_file_with_row_count(api: Api, rows: int, *, deleted: bool = False) -> str:
-    """Create a table whose only file has `rows` rows by its manifest entry, and return the file's path."""
+    """Create a table whose only data file has `rows` rows by its manifest entry, and return the file's path.
+
+    If `deleted` is true, a position delete removes the first row.
+    """
     table = await StoredTable.create(api)
     file = replace(table.write_data_file([(1, "a", 1.5, 1)]), record_count=rows)
     await table.commit([file])

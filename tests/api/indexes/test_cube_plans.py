@@ -74,7 +74,7 @@ def test_files_that_the_filter_excludes_are_in_neither(server: ServerThread, def
     assert sum(groups["m0"].to_pylist()) == 20
 
 
-def test_files_with_rows_that_meet_unless_are_read(server: ServerThread, definition_id: str) -> None:
+def test_files_with_rows_that_match_the_unless_filter_are_read(server: ServerThread, definition_id: str) -> None:
     body = {"definition-id": definition_id, "columns": ["m0"], "unless": UNLESS}
     plan_report, groups = plan_cube(server, body)
     assert (plan_report["covered-files"], plan_report["row-files"]) == (2, 3)

@@ -30,8 +30,8 @@ async def create_users(folder: Path, roles: Mapping[str, list[tuple[str, tuple[s
     """Create the namespace `db` and users with roles in namespaces, and return the secrets of their tokens."""
     clock, secrets = SystemClock(), {}
     async with open_store(f"sqlite:///{folder / 'seamark.db'}", clock=clock) as store:
-        for name, role_names in roles.items():
-            grants = [Grant(name, role, path) for role, path in role_names]
+        for name, roles_and_namespaces in roles.items():
+            grants = [Grant(name, role, path) for role, path in roles_and_namespaces]
             secrets[name] = await create_token(store, clock, name, ttl_s=None, grants=grants)
         await store.transact([CreateNamespace(path=("db",), properties={})])
     return secrets
@@ -140,6 +140,7 @@ async def test_filter_on_an_attribute_requires_the_right_to_read_the_dimension_t
         }
         for _ in range(2):  # An answer to one caller is not kept for another caller.
             for request_name, (path, request) in requests.items():
+                # rex may read the dimension table of the join, but it does not exist.
                 allowed_answer = await rex("POST", path, request)
                 assert allowed_answer.status == (404 if request_name == "join" else 200), (
                     request_name,

@@ -147,6 +147,8 @@ async def test_invalid_index_definition_is_rejected(api_with_table: Api) -> None
 
 
 async def test_name_of_an_index_on_an_attribute_keeps_its_meaning(api_with_table: Api) -> None:
+    # The numbers are the snapshot of the dimension table, its key field and its attribute field. Only the snapshot may
+    # change under the same name.
     lookup = "lookup[n.shops@{}:{}:{}:string]({})".format
     await define_index(api_with_table, "city", kind="bitmap", columns=[lookup(5, 1, 2, "id")])
     cases: list[tuple[str, str, list[str]]] = [

@@ -154,7 +154,7 @@ async def lake_api(tmp_path: Path) -> AsyncIterator[Api]:
 async def test_explain_reports_the_files_that_the_plan_keeps(lake_api: Api, tmp_path: Path) -> None:
     """Compare explanations with plans of the standard route, for random filters on random tables.
 
-    Plans do not have files that pruning keeps although their residual is false.
+    Pruning can keep a file whose residual is false. An explanation lists this file, and a plan leaves it out.
     """
     task_count, seeds = 0, range(300, 300 + examples(30, 6))
     for seed in seeds:

@@ -68,9 +68,12 @@ class TwoNamespaces:
         return Path((await self.read_metadata(namespace))["location"].removeprefix("file://"))
 
     async def forge_table_of_another_catalog(self) -> tuple[Path, dict[str, Any]]:
-        """Return the metadata file of a table `forged` in `mine`, and its content.
+        """Create a table `forged` in `mine`, and register it again with a copy of its metadata file.
 
-        The server did not write the file, so its name has no digest.
+        The server did not write the copy, so its name has no digest, as for a table that another catalog wrote.
+
+        Returns:
+            The path of the copy, and its content.
         """
         body = {"name": "forged", "schema": SCHEMA}
         created_table = (await self("wendy", "POST", "/v1/namespaces/mine/tables", body)).json
@@ -114,6 +117,7 @@ class TwoNamespaces:
 def write_manifest(
     path: Path, files: list[DataFile], snapshot_id: int, *, status: int = ADDED, write: bool = True
 ) -> Manifest:
+    """Return a manifest of the files, and store it at `path` unless `write` is False."""
     entries = [Entry(status, snapshot_id, 1, 1, file) for file in files]
     data = build_manifest_bytes(
         entries, version=2, content=0, style=STYLE, spec_id=0, fields=(), kinds=KINDS, schema={**SCHEMA, "schema-id": 0}
@@ -121,6 +125,7 @@ def write_manifest(
     if write:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
+    # The counts are files and rows. `build_data_file` gives each file 100 rows.
     counts = {ADDED: (0, 0), EXISTING: (0, 0), DELETED: (0, 0), status: (len(files), 100 * len(files))}
     return Manifest(f"file://{path}", len(data), 0, 0, 1, 1, snapshot_id, entries, None, counts=counts)
 
@@ -164,20 +169,22 @@ async def test_confined_writer_cannot_commit_files_of_another_table(lake: TwoNam
         own_folder / "metadata" / "own.avro", [build_data_file(f"file://{own_folder}/data/a.parquet", 1, 9)], 7
     )
     attempts = {
-        "its manifest list": f"file://{foreign_folder}/metadata/snap.avro",
-        "its manifest": write_manifest_list(own_folder / "metadata" / "l1.avro", [foreign_manifest]),
-        "its manifest with a manifest of the table": write_manifest_list(
+        "manifest list of the other table": f"file://{foreign_folder}/metadata/snap.avro",
+        "manifest of the other table": write_manifest_list(own_folder / "metadata" / "l1.avro", [foreign_manifest]),
+        "manifests of both tables": write_manifest_list(
             own_folder / "metadata" / "l2.avro", [own_manifest, foreign_manifest]
         ),
     }
     for status in (ADDED, EXISTING):
         manifest = write_manifest(own_folder / "metadata" / f"n{status}.avro", [secret_file], 7, status=status)
-        attempts[f"its file with status {status}"] = write_manifest_list(
+        attempts[f"file of the other table with status {status}"] = write_manifest_list(
             own_folder / "metadata" / f"l3{status}.avro", [manifest]
         )
     path_with_dots = build_data_file(f"file://{own_folder}/../../theirs/data/{SECRET}.parquet", 1, 9)
     manifest = write_manifest(own_folder / "metadata" / "dots.avro", [path_with_dots], 7)
-    attempts["its file, by dots"] = write_manifest_list(own_folder / "metadata" / "l4.avro", [manifest])
+    attempts["file of the other table, by a path with dots"] = write_manifest_list(
+        own_folder / "metadata" / "l4.avro", [manifest]
+    )
     for number, (description, location) in enumerate(attempts.items()):
         answer = await lake.commit("wendy", "mine", 100 + number, location)
         assert answer.status in (400, 403), (description, answer.raw)
@@ -209,7 +216,7 @@ async def test_commit_that_names_a_file_behind_a_symbolic_link_is_rejected(lake:
     (own_folder / "data" / "link.parquet").symlink_to(foreign_folder / "data" / f"{SECRET}.parquet")
     link_location = f"file://{own_folder}/link"
     attempts = {
-        "its manifest list": f"{link_location}/metadata/snap.avro",
+        "manifest list of the other table": f"{link_location}/metadata/snap.avro",
         "its manifest list, by a link in its place": f"file://{own_folder}/metadata/snap-link.avro",
     }
     for principal in ("wendy", "root"):

@@ -179,9 +179,9 @@ async def test_plan_is_read_with_the_schema_of_its_request(plan_api: PlanApi) ->
 
 
 async def test_commit_that_removes_a_plans_snapshot_drops_only_the_plan(plan_api: PlanApi) -> None:
-    """Spark's `expire_snapshots` commits such removals if its catalog sends the header `X-Seamark-Plans`.
+    """Spark's `expire_snapshots` removes plan snapshots like this if its catalog sends the header `X-Seamark-Plans`.
 
-    After the commit, it deletes the plan's files.
+    After the commit, Spark deletes the plan's files.
     """
     plan_id = (await make_plan(plan_api))["plan-snapshot-id"]
     await append_files(plan_api, "t", build_ten_id_files(31)[30:], snapshot_id=2, parent=1)

@@ -225,10 +225,10 @@ async def test_no_plan_table_is_made_when_it_would_rewrite_more_entries_than_the
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("limits", [{"plan_table_files_limit": 4}, {"plan_tables_limit": 0}])
-async def test_reader_that_a_plan_table_would_mislead_gets_the_reason_instead(
+async def test_reader_that_needs_a_plan_table_gets_the_limit_that_prevents_it(
     tmp_path: Path, limits: dict[str, int]
 ) -> None:
-    """A plan table is a read-only table with the files of a scan plan.
+    """A plan table is a read-only table with the files of a scan plan. A reader can read it in place of the table.
 
     DuckDB, which requests `hide-partitions`, would skip files with rows of its query in the partitioned table. Here a
     limit prevents a plan table. The answer then names this limit in the field `misread`.

@@ -40,6 +40,7 @@ async def test_request_is_bound_again_under_another_schema(api_with_files: Api) 
     """Two columns swap their names. The condition then filters the column that has this name in the new schema.
 
     Under the new schema `id` is a text. A condition that compares it with a number prunes none of the 30 files.
+    The texts of each file are from `a` to `z`, so each file can contain `m`.
     """
     request = {"predicate": "id = 5"}
     for _ in range(2):

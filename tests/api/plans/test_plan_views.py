@@ -245,7 +245,9 @@ async def test_plan_view_can_replace_only_the_view_that_it_was_created_for(plan_
 
 @pytest.mark.slow
 async def test_change_of_a_view_removes_its_plan_view_but_not_outer_plan_views(plan_api: PlanApi) -> None:
-    """A plan view is a copy of a view that reads stored plans. The outer one, of the view `w`, reads the one of `v`.
+    """A plan view is a copy of a view that reads stored plans.
+
+    Here the outer plan view, the copy of `w`, reads the inner plan view, the copy of `v`.
 
     After the change, the outer plan view names a missing view: Trino fails, and the proxy runs the statement without
     plans.
@@ -339,7 +341,9 @@ async def test_making_a_plan_view_requires_rights_to_change_the_view_and_read_it
         answer = await apis["writer"]("POST", f"{OWN_VIEWS}/v/plan-views", body)
         assert answer.status == 200, answer.raw
         name = answer.json["name"]
-        assert (await apis["reader"]("GET", f"{VIEWS}/{name}")).status == 200, "as the view"
+        assert (await apis["reader"]("GET", f"{VIEWS}/{name}")).status == 200, (
+            "a reader of the view may also read its plan view"
+        )
         error_for_plan_view = (await apis["nobody"]("GET", f"{VIEWS}/{name}")).error
         assert error_for_plan_view == (await apis["nobody"]("GET", f"{VIEWS}/v")).error
         assert (await apis["nobody"]("HEAD", f"{VIEWS}/{name}")).status == 403

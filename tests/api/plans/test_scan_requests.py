@@ -176,6 +176,10 @@ async def test_orc_files_that_may_be_rewritten_have_no_residual(api_with_files: 
 
 
 async def test_nested_columns_and_columns_of_another_schema_count_as_all_columns(api_with_files: Api) -> None:
+    """A request for all columns may come from a client that rewrites files and must read all of their rows.
+
+    Its residual has the term `identity(id)` in place of `id`, because Java's reader skips no row group by such a term.
+    """
     struct = {"type": "struct", "fields": [{"id": 4, "name": "a", "required": False, "type": "int"}]}
     fields = [*SCHEMA["fields"], {"id": 3, "name": "st", "required": False, "type": struct}]
     await api_with_files.create_table("deep", schema={**SCHEMA, "fields": fields})

@@ -112,7 +112,10 @@ async def set_property(server: RunningServer, name: str, value: str, token: str 
 
 
 def change_table_at_random(url: str, rng: random.Random, steps: int) -> None:
-    """Apply `steps` random changes to the table `db.t` with PyIceberg."""
+    """Apply at most `steps` random changes to the table `db.t` with PyIceberg.
+
+    A change that is not possible is skipped, for example a tag of a table without a snapshot.
+    """
     table = load_catalog("sea", type="rest", uri=url).load_table("db.t")
     for step in range(steps):
         match rng.randrange(8):
@@ -263,7 +266,7 @@ async def test_unavailable_storage_fails_the_request_and_a_damaged_file_does_not
 
 
 @pytest.mark.slow
-async def test_page_ends_at_its_bytes_and_all_pages_have_all_events(
+async def test_page_ends_at_its_limit_of_bytes_and_all_pages_have_all_events(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with run_server(tmp_path) as server:
@@ -281,7 +284,7 @@ async def test_page_ends_at_its_bytes_and_all_pages_have_all_events(
 
 
 @pytest.mark.slow
-async def test_long_list_of_names_is_searched_once_for_each_name(tmp_path: Path) -> None:
+async def test_long_list_of_names_is_answered_up_to_the_limit(tmp_path: Path) -> None:
     async with run_server(tmp_path) as server:
         await create_table(server, "t")
         names = [[f"x{number}"] for number in range(endpoint.NAMES_MAX - 1)]

@@ -56,8 +56,8 @@ async def _unregister_table(api: Api) -> str:
 
 
 @dataclass(frozen=True)
-class IdempotentRequest:
-    """Two requests of an operation: one that succeeds once after `prepare` has run, and one that is refused finally.
+class IdempotencyCase:
+    """Two requests of an operation: one that succeeds once after `prepare` has run, and one that is always refused.
 
     `prepare` returns the metadata location of the table or view that it creates. In a body, `{location}` is replaced by
     this location.
@@ -81,53 +81,53 @@ class IdempotentRequest:
 
 
 CASES = (
-    IdempotentRequest(
+    IdempotencyCase(
         "createNamespace", "POST", "/v1/namespaces", {"namespace": ["n"]}, 200,
         "/v1/namespaces", {"namespace": ["db"]}, 409,
     ),
-    IdempotentRequest("dropNamespace", "DELETE", "/v1/namespaces/db", None, 204, "/v1/namespaces/none", None, 404),
-    IdempotentRequest(
+    IdempotencyCase("dropNamespace", "DELETE", "/v1/namespaces/db", None, 204, "/v1/namespaces/none", None, 404),
+    IdempotencyCase(
         "updateProperties", "POST", "/v1/namespaces/db/properties", {"updates": {"a": "1"}}, 200,
         "/v1/namespaces/db/properties", {"updates": {"a": "1"}, "removals": ["a"]}, 422,
     ),
-    IdempotentRequest(
+    IdempotencyCase(
         "createTable", "POST", T, {"name": "t", "schema": SCHEMA}, 200,
         "/v1/namespaces/none/tables", {"name": "t", "schema": SCHEMA}, 404,
     ),
-    IdempotentRequest(
+    IdempotencyCase(
         "registerTable", "POST", "/v1/namespaces/db/register", {"name": "t", "metadata-location": "{location}"}, 200,
         "/v1/namespaces/db/register", {"name": "t", "metadata-location": "file:///etc/passwd"}, 400, _unregister_table,
     ),
-    IdempotentRequest(
+    IdempotencyCase(
         "updateTable", "POST", f"{T}/t", build_append(1), 200,
         f"{T}/t", {"requirements": [], "updates": [{"action": "dance"}]}, 400, _create_table,
     ),
-    IdempotentRequest("dropTable", "DELETE", f"{T}/t", None, 204, f"{T}/none", None, 404, _create_table),
-    IdempotentRequest(
+    IdempotencyCase("dropTable", "DELETE", f"{T}/t", None, 204, f"{T}/none", None, 404, _create_table),
+    IdempotencyCase(
         "unregisterTable", "POST", f"{T}/t/unregister", None, 200,
         f"{T}/none/unregister", None, 404, _create_table,
     ),
-    IdempotentRequest(
+    IdempotencyCase(
         "renameTable", "POST", "/v1/tables/rename", RENAME_BODY, 204,
         "/v1/tables/rename", {**RENAME_BODY, "source": {"namespace": ["db"], "name": "none"}}, 404, _create_table,
     ),
-    IdempotentRequest(
+    IdempotencyCase(
         "commitTransaction", "POST", "/v1/transactions/commit", _build_change("t"), 204,
         "/v1/transactions/commit", _build_change("none"), 404, _create_table,
     ),
-    IdempotentRequest("replaceView", "POST", f"{V}/v", REPLACE_VIEW, 200, f"{V}/none", REPLACE_VIEW, 404, _create_view),
-    IdempotentRequest("dropView", "DELETE", f"{V}/v", None, 204, f"{V}/none", None, 404, _create_view),
-    IdempotentRequest(
+    IdempotencyCase("replaceView", "POST", f"{V}/v", REPLACE_VIEW, 200, f"{V}/none", REPLACE_VIEW, 404, _create_view),
+    IdempotencyCase("dropView", "DELETE", f"{V}/v", None, 204, f"{V}/none", None, 404, _create_view),
+    IdempotencyCase(
         "renameView", "POST", "/v1/views/rename", {**RENAME_BODY, "source": {"namespace": ["db"], "name": "v"}}, 204,
         "/v1/views/rename", {**RENAME_BODY, "source": {"namespace": ["db"], "name": "none"}}, 404, _create_view,
     ),
-    IdempotentRequest(
+    IdempotencyCase(
         "registerView", "POST", "/v1/namespaces/db/register-view",
         {"name": "v", "metadata-location": "{location}"}, 200,
         "/v1/namespaces/db/register-view", {"name": "v", "metadata-location": "file:///etc/passwd"}, 400,
         _unregister_view,
     ),
-    IdempotentRequest(  # The specification gives this operation no key, but Java's client may send one.
+    IdempotencyCase(  # The specification gives this operation no key, but Java's client may send one.
         "createView", "POST", V, {"name": "v", "schema": SCHEMA, "view-version": VIEW_VERSION}, 200,
         "/v1/namespaces/none/views", {"name": "v", "schema": SCHEMA, "view-version": VIEW_VERSION}, 404,
     ),
@@ -159,7 +159,7 @@ def test_every_changing_operation_with_a_key_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.operation)
-async def test_success_is_replayed_without_a_second_execution(api: Api, case: IdempotentRequest) -> None:
+async def test_success_is_replayed_without_a_second_execution(api: Api, case: IdempotencyCase) -> None:
     location = await case.prepare(api)
     body, key = _fill_placeholders(case.body, location), create_key()
     first_answer = await api(case.method, case.path, body, key=key)
@@ -172,7 +172,7 @@ async def test_success_is_replayed_without_a_second_execution(api: Api, case: Id
 
 @pytest.mark.few_cases(4)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.operation)
-async def test_final_error_is_replayed_after_later_changes(api: Api, case: IdempotentRequest) -> None:
+async def test_final_error_is_replayed_after_later_changes(api: Api, case: IdempotencyCase) -> None:
     location = await case.prepare(api)
     body, key = _fill_placeholders(case.refused_body, location), create_key()
     first_answer = await api(case.method, case.refused_path, body, key=key)
@@ -187,7 +187,7 @@ async def test_final_error_is_replayed_after_later_changes(api: Api, case: Idemp
 
 @pytest.mark.few_cases(4)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.operation)
-async def test_key_of_another_request_is_unprocessable(api: Api, case: IdempotentRequest) -> None:
+async def test_key_of_another_request_is_unprocessable(api: Api, case: IdempotencyCase) -> None:
     location = await case.prepare(api)
     key = create_key()
     assert (await api(case.method, case.path, _fill_placeholders(case.body, location), key=key)).status == case.status
@@ -202,7 +202,7 @@ async def test_key_of_another_request_is_unprocessable(api: Api, case: Idempoten
 @pytest.mark.few_cases(4)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.operation)
 async def test_one_of_concurrent_requests_with_a_key_runs_and_all_get_its_answer(
-    api: Api, case: IdempotentRequest
+    api: Api, case: IdempotencyCase
 ) -> None:
     location = await case.prepare(api)
     body, key = _fill_placeholders(case.body, location), create_key()

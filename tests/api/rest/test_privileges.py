@@ -350,8 +350,10 @@ async def test_name_that_is_denied_cannot_be_given_whether_it_exists_or_not(user
     dropped_id = (await users_api("root", "GET", "/api/v1/dropped?namespace=db")).json["dropped"][0]["id"]
     location = (await users_api("root", "GET", "/v1/namespaces/db/tables/u")).json["metadata-location"]
     store = users_api.api.server.components.store
-    denied_names = (("browse", "none"), ("create", "later"))
-    denials = [Grant("barred", privilege, ("db",), "table", name, deny=True) for privilege, name in denied_names]
+    denied_privileges_and_names = (("browse", "none"), ("create", "later"))
+    denials = [
+        Grant("barred", privilege, ("db",), "table", name, deny=True) for privilege, name in denied_privileges_and_names
+    ]
     await store.transact([SaveGrant(Grant("barred", "writer")), *map(SaveGrant, denials)])
     commit = {"requirements": [{"type": "assert-create"}], "updates": []}
     identifiers = {"source": {"namespace": ["db"], "name": "u"}}

@@ -217,7 +217,7 @@ async def test_credentials_of_a_table_on_local_files_are_an_empty_list(api: Api)
 
 
 @pytest.mark.slow
-async def test_number_of_stored_metrics_reports_is_limited(api: Api) -> None:
+async def test_invalid_and_large_metrics_reports_are_not_stored(api: Api) -> None:
     uuid = (await api.create_table())["metadata"]["table-uuid"]
     report = {
         "report-type": "commit-report",

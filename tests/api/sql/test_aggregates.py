@@ -112,6 +112,7 @@ async def test_conditions_snapshots_and_arrow_work_as_in_sql(server_with_tokens:
         )
     ).json
     snapshot_ids = [snapshot["snapshot-id"] for snapshot in loaded_table["metadata"]["snapshots"]]
+    # Three appends of 20 rows, which the cube covers, and one of three rows, which it does not cover.
     for number, snapshot_id in enumerate(snapshot_ids):
         answer = await request_groups(server_with_tokens, {**count_request, "snapshot-id": snapshot_id})
         assert answer.json["rows"] == [[min(63, 20 * (number + 1))]]

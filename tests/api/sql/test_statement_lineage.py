@@ -166,7 +166,7 @@ def test_statements_that_differ_in_literals_have_one_form() -> None:
 
 
 class CountedFailures:
-    """A replacement of the delivery metrics, which counts only the dropped runs."""
+    """A replacement of the delivery metrics, which counts only the failed deliveries."""
 
     count = 0
 
@@ -244,6 +244,7 @@ async def test_long_statement_is_recorded_without_a_search_for_literals(monkeypa
     monkeypatch.setattr(statement_lineage, "remove_literals", record_length)
     failures = CountedFailures()
     runs = StatementRuns(failures)
+    # The queue holds at most eight Mi characters, so it drops the ninth of these statements.
     for _ in range(9):
         runs.record(StatementRun("id", "+" * (1 << 20), 0, 1, "COMPLETE", "", ()))
     assert (searched_lengths, failures.count) == ([], 1)

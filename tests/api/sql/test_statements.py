@@ -375,7 +375,7 @@ async def test_worker_has_no_secret_and_ends_with_the_server(home: Path, monkeyp
         assert b"SEAMARK_S3" not in environments
         # Each token of a statement begins with smq_.
         assert b"smq_" not in Path(f"/proc/{worker.pid}/cmdline").read_bytes()
-        # The limit is set before the worker reads the statement.
+        # Before the worker reads the statement, it limits the size of files that it writes to 0 bytes.
         await until(lambda: _read_file_size_limits(worker) == [["0", "0"]])
         # A fork copies only one thread, so the parent may have no second thread except one that waits in an allocator.
         assert psutil.Process(worker.ppid()).num_threads() <= 2

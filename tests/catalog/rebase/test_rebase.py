@@ -276,6 +276,7 @@ async def test_append_is_rebased_some_time_after_a_rollback(tmp_path: Path) -> N
         await create_rebasing_table(rig)
         first_append = await append_files(rig, {"a": 1})
         metadata = await load_metadata(rig)
+        # The clock of this engine is ten minutes behind.
         request = EngineAppender(metadata, snapshot={"timestamp-ms": metadata["last-updated-ms"] - 600_000}).commit(
             {"late": 1}
         )
@@ -286,6 +287,7 @@ async def test_append_is_rebased_some_time_after_a_rollback(tmp_path: Path) -> N
         await commit_table(rig, request)
         metadata = await load_metadata(rig)
         assert set(read_snapshot(find_head_snapshot(metadata))) == {"a", "c", "late"}
+        # The rebased snapshot is not older than the snapshot before it.
         assert find_head_snapshot(metadata)["timestamp-ms"] == metadata["snapshot-log"][-2]["timestamp-ms"]
 
 

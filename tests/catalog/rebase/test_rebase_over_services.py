@@ -90,7 +90,7 @@ class ServiceHistory:
     count = rows_version = late_commits = undone = 0
 
     async def begin(self, merge: int | None = None) -> PendingCommit:
-        """Build a random commit on the current head, without sending it.
+        """Build a random commit on the current snapshot, without sending it.
 
         The commit writes the entries of `merge` old manifests into its own manifest, or those of a random number of
         manifests by default. In three commits of ten, these entries are in a separate manifest.

@@ -38,6 +38,7 @@ class ExactTable:
         for column in columns:
             values, codes, counts = np.unique(rows[column].to_numpy(), return_inverse=True, return_counts=True)
             distinct_values[column], self.codes[column] = values.tolist(), codes
+            # The rank of a value is the middle of its positions in the sorted rows, scaled to RANK_BITS bits.
             self.ranks[column] = ((np.cumsum(counts) - counts // 2) * ((1 << RANK_BITS) - 1) // len(rows))[codes]
         for where in wheres:
             masks = {}
@@ -46,6 +47,7 @@ class ExactTable:
                 masks[column] = np.array(
                     [row[0] for row in duckdb.execute(text, {"v": distinct_values[column]}).fetchall()]
                 )
+            # Prefix sums: the difference of two of them is the number of matching codes in a range of codes.
             self.matching_codes.append(
                 {column: np.concatenate([[0], np.cumsum(mask)]) for column, mask in masks.items()}
             )
@@ -82,7 +84,7 @@ def split_by_column(where: str) -> dict[str, str]:
 def count_files_with_value(rows: pa.Table, wheres: Sequence[str], column: str) -> float:
     """Return the mean number of files that a statement reads with an exact index on the column.
 
-    Files have equal numbers of `rows` in their order. A statement that does not compare the column reads all files.
+    The files have equal numbers of consecutive rows. A statement that does not compare the column reads all files.
     """
     parts = np.array_split(rows[column].to_numpy(), FILES)
     counts = []
@@ -112,7 +114,12 @@ def find_gains(rows: pa.Table, wheres: Sequence[str], columns: Sequence[str]) ->
 def find_best_gain(proposals: Sequence[Mapping[str, Any]], gains: Gains) -> float:
     """Return the best gain of the advisor's first five proposals.
 
-    A proposal that `gains` does not have counts as 0.
+    A proposal without a gain counts as 0.
+
+    Args:
+        proposals: The proposals of the advisor, the best first.
+        gains: The gain by change. The key of an index is the word `index` and its column, and the key of a clustering
+            has its columns.
     """
     best = 0.0
     for proposal in proposals[:5]:

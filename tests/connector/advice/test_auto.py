@@ -66,7 +66,7 @@ class ClockedServer:
 
     @property
     def trials(self) -> list[dict[str, Any]]:
-        """The trials, the oldest first."""
+        """The trials, the oldest first: proposals that a job applies, measures, and then keeps or undoes."""
         applied_advice = load_advice(self.client, TABLE)["applied"]
         return [proposal for proposal in reversed(applied_advice) if proposal["trial"] is not None]
 

@@ -61,7 +61,7 @@ def test_no_cube_is_proposed_for_an_engine_that_does_not_use_cubes(client: Index
 
 
 @pytest.mark.slow
-def test_sort_order_and_pin_follow_the_proposals_that_save_more(
+def test_sort_order_is_proposed_and_the_pin_is_the_last_proposal_that_pays(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_table(client, np.random.default_rng(first_seed()), files=12)
@@ -73,6 +73,7 @@ def test_sort_order_and_pin_follow_the_proposals_that_save_more(
     )
     assert orders[0]["predicted"]["bytes"] < 0.7 * orders[0]["before"]["bytes"]
     assert list_proposals(client, "pin") == []
+    # The gateway has room to pin all files of the table in its cache.
     monkeypatch.setattr(advice, "_find_pinnable_bytes", lambda _: 1 << 40)
     proposals = load_advice(client, TABLE)["proposals"]
     days = [proposal["pays-after-days"] for proposal in proposals]

@@ -23,6 +23,7 @@ def make_timed_shape(number: int, seconds: float, files: int, size_bytes: int, e
         seconds: The time of each run.
         files: The number of files that each run read.
         size_bytes: The bytes that each run read.
+        engine: The engine that ran the statements.
     """
     shape = QueryShape(engine, (number,))
     sums = QuerySums(

@@ -38,7 +38,7 @@ def test_no_proposal_undoes_the_index_that_was_applied_before(client: IndexClien
 
 
 def test_index_share_of_merged_files_equals_the_share_of_files_with_the_value() -> None:
-    """An index opens the files that have a value. Their predicted share after a merge equals the counted share.
+    """With an index, a scan opens only files with the value. Their predicted and counted shares are equal after merges.
 
     Files with random values are merged in random groups, and the test counts the groups that have each value.
     """
@@ -51,7 +51,7 @@ def test_index_share_of_merged_files_equals_the_share_of_files_with_the_value() 
     for new_files in (1, 3, 8, 24):
         predicted_shares, counted_shares = [], []
         for value in np.flatnonzero(counts):
-            condition = DrawnCondition(1, np.arange(value_count) == value, 1)
+            condition = DrawnCondition(column_id=1, matching=np.arange(value_count) == value, named_values=1)
             predicted_shares.append(compute_hit_share([condition], sample, files, new_files))
             merged_groups = rng.permutation(files).reshape(new_files, -1)
             counted_shares.append(np.mean([any(value in contents[file] for file in group) for group in merged_groups]))

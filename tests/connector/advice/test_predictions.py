@@ -52,7 +52,7 @@ def test_first_proposal_saves_about_as_many_bytes_as_predicted(client: IndexClie
 
 @pytest.mark.slow
 def test_most_predictions_are_within_a_fifth_of_the_result(tmp_path: Path) -> None:
-    """Recorded shapes have no literals, so the prediction draws different values than the statements had."""
+    """The history records statements without their literals, so the prediction draws other values."""
     ratios = []
     for case in range(10):
         home = tmp_path / str(case)

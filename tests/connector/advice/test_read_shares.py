@@ -44,7 +44,7 @@ def make_layout(sample: RowSample, files: int) -> SimulatedLayout:
 def draw_statements(sample: RowSample, rng: np.random.Generator, count: int = 120) -> list[DrawnStatement]:
     """Draw statements that compare SHOP with 1 to 3 values. Half of them also compare DAY with a range of 31 days.
 
-    The values are codes of the sample. One row of the table satisfies both conditions.
+    The values are codes of the sample. At least one row of the table satisfies all conditions of a statement.
     """
     statements = []
     for _ in range(count):
@@ -105,12 +105,15 @@ def test_files_that_bounds_and_an_index_both_leave_out_count_once(spread: int) -
 
 
 def test_index_of_a_table_that_is_clustered_by_the_same_column_keeps_what_the_bounds_keep() -> None:
+    """The predicted share of read files is near the share that is counted with the clustered rows and the index."""
     rng = np.random.default_rng(first_seed())
     codes, days = rng.integers(1, SHOPS + 1, (FILES, ROWS)), rng.integers(1, DAYS + 1, (FILES, ROWS))
     sample = make_sample(codes, days)
     statements = draw_statements(sample, rng)
     order = np.argsort(sample.columns[SHOP].codes, kind="stable")
-    replayed = ReplayedFiles(simulate_layout(sample, order, FILES), FILES, FILES, {}, {0.0: frozenset([SHOP])})
+    layout = simulate_layout(sample, order, FILES)
+    # The index on SHOP keeps no file (0.0) without a matching value.
+    replayed = ReplayedFiles(layout, files=FILES, new_files=FILES, buckets={}, indexes={0.0: frozenset([SHOP])})
     _, predicted_shares = compute_read_shares(replayed, statements, sample)
     clustered = make_sample(codes.ravel()[order].reshape(FILES, ROWS), days.ravel()[order].reshape(FILES, ROWS))
     counted_shares = count_read_shares(clustered, FILES, statements, SHOP)

@@ -28,9 +28,9 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[IndexClient]:
 
 
 def list_new_shapes(client: IndexClient, statement: str, runs: int = 1) -> list[dict[str, Any]]:
-    """Explain a statement, run it `runs` times in an SQL session, and return the shapes whose statements it increased.
+    """Explain a statement, run it `runs` times in an SQL session, and return the shapes with more runs than before.
 
-    A shape is a statement without its literals, with the number of its runs.
+    A shape is a statement without its literals. The history counts its runs.
     """
     counts_before = {
         shape["fingerprint"]: shape["sums"]["statements"] for shape in load_history(client, TABLE)["shapes"]

@@ -26,7 +26,7 @@ class Workload:
 
     Attributes:
         conditions: Functions that draw a condition in SQL.
-        weights: The fraction of the statements that have each condition.
+        weights: The relative frequencies of the conditions. Their sum can differ from 1.
     """
 
     conditions: Sequence[Callable[[np.random.Generator], str]]
@@ -53,7 +53,9 @@ def make_rows(rng: np.random.Generator, rows: int = ROWS) -> pa.Table:
 
 
 def make_table(client: IndexClient, rng: np.random.Generator, files: int = FILES, rows: int = ROWS) -> pa.Table:
-    """Create `db.t` without a layout, and return its rows. The target file size of the table is the size of its files.
+    """Create `db.t` with unsorted rows and no index, and return its rows.
+
+    The target file size of the table is the size of its files.
 
     Args:
         files: The number of files.
@@ -99,7 +101,10 @@ def draw_workload(rng: np.random.Generator) -> Workload:
 
 
 def run_statements(client: IndexClient, wheres: Sequence[str]) -> None:
-    """Plan the statements, as the Trino proxy does. The server records them, and creates no plan table."""
+    """Plan the statements, as the Trino proxy does, so that the server records them.
+
+    `kept-max` is 0, so the server creates no plan table for a plan that keeps any file.
+    """
     for where in wheres:
         client._request_json("POST", f"{make_table_path(TABLE)}/plan-tables", {}, {"predicate": where, "kept-max": 0})
 

@@ -122,7 +122,7 @@ class ScopeColumn:
 
 
 Scope = list[ScopeColumn]
-Drawers = list[Callable[[], str]]
+DrawFunctions = list[Callable[[], str]]
 """Functions that each draw a comparison of one form."""
 
 
@@ -202,7 +202,8 @@ class Comparisons:
 
     # Conditions on two columns
 
-    def draw_equality(self, left: Scope, right: Scope, joined_scope: Scope) -> str:
+    def draw_comparison_of_sides(self, left: Scope, right: Scope, joined_scope: Scope) -> str:
+        """Return a condition that compares columns of both sides: an equality, or periods of times."""
         pairs = [
             (column, other)
             for column in left
@@ -245,7 +246,7 @@ class Comparisons:
         return (
             self.draw_inequality(*columns_of_sides, scope)
             if self.draw_chance(0.35)
-            else self.draw_equality(*columns_of_sides, scope)
+            else self.draw_comparison_of_sides(*columns_of_sides, scope)
         )
 
     def draw_inequality(self, left: Scope, right: Scope, scope: Scope) -> str:
@@ -259,7 +260,7 @@ class Comparisons:
             if any({column.kind, other.kind} <= {*family} for family in families)
         ]
         if not pairs:
-            return self.draw_equality(left, right, scope)
+            return self.draw_comparison_of_sides(left, right, scope)
         first, other = self.rng.choice(pairs)
         other_columns = [other_column for column, other_column in pairs if column is first]
         low, high = (
@@ -295,26 +296,29 @@ class Comparisons:
 
     def draw_comparison(self, column: ScopeColumn, scope: Scope) -> str:
         name, kind = self.write_reference(column, scope), column.kind
-        drawers = [*self.list_general_drawers(name, kind), *self.list_compound_drawers(column, name, scope)]
+        draw_functions = [
+            *self.list_general_draw_functions(name, kind),
+            *self.list_compound_draw_functions(column, name, scope),
+        ]
         if kind == "string":
-            drawers += self.list_pattern_drawers(name)
+            draw_functions += self.list_pattern_draw_functions(name)
         if kind == "boolean":
-            drawers += [lambda: name, lambda: f"NOT {name}"]
+            draw_functions += [lambda: name, lambda: f"NOT {name}"]
         if kind in EXACT_KINDS:
-            drawers += self.list_conditional_drawers(name, kind)
+            draw_functions += self.list_conditional_draw_functions(name, kind)
         if kind in NUMBERS:
-            drawers += self.list_arithmetic_drawers(name, kind)
+            draw_functions += self.list_arithmetic_draw_functions(name, kind)
         if kind == "string":
-            drawers += self.list_text_drawers(name)
+            draw_functions += self.list_text_draw_functions(name)
         if kind in ("date", "timestamp"):
-            drawers += self.list_time_drawers(name, kind)
+            draw_functions += self.list_time_draw_functions(name, kind)
         if kind in (*NUMBERS, "date", "timestamp") and self.draw_chance(0.3):
-            drawers = self.list_mixed_drawers(column, name, scope)
-        return self.rng.choice(drawers)()
+            draw_functions = self.list_mixed_draw_functions(column, name, scope)
+        return self.rng.choice(draw_functions)()
 
     # Lists of functions that each draw a comparison of one form. `draw_comparison` chooses a function.
 
-    def list_general_drawers(self, name: str, kind: str) -> Drawers:
+    def list_general_draw_functions(self, name: str, kind: str) -> DrawFunctions:
         return [
             lambda: f"{name} {self.rng.choice(['=', '<>', '!=', '<', '<=', '>', '>='])} {self.draw_literal(kind)}",
             lambda: f"{name} {self.rng.choice(['<>', '<=', '>='])} {self.draw_literal(kind)}",
@@ -330,30 +334,30 @@ class Comparisons:
             lambda: f"CASE WHEN {name} IS NULL THEN {name} IS NULL ELSE {name} = {self.draw_literal(kind)} END",
         ]
 
-    def list_compound_drawers(self, column: ScopeColumn, name: str, scope: Scope) -> Drawers:
-        """Return functions that draw comparisons of rows, with arrays, and with a column of the same type."""
+    def list_compound_draw_functions(self, column: ScopeColumn, name: str, scope: Scope) -> DrawFunctions:
+        """Return functions that draw a comparison of a row value, with an array, or with a column of the same type."""
         kind = column.kind
         other_column = self.rng.choice([column for column in scope if self.can_name(column, scope)] or [column])
         pair = f"({name}, {self.write_reference(other_column, scope)})"
         # No row contains null: DuckDB compares rows as values, and Trino compares their fields.
         rows = [f"({self.draw_value(kind)}, {self.draw_value(other_column.kind)})" for _ in range(2)]
         values = ", ".join(VALUES[kind][:2])
-        drawers: Drawers = [
+        draw_functions: DrawFunctions = [
             lambda: f"{pair} {self.rng.choice(['', 'NOT '])}IN ({', '.join(rows)})",
             lambda: f"{pair} = {rows[0]}",
             lambda: f"{name} IN (SELECT v FROM UNNEST(ARRAY[{values}]) AS w (v))",
             lambda: f"{self.rng.choice(['', 'NOT '])}contains(ARRAY[{values}], {name})",
         ]
         candidates = [column for column in scope if column.kind == kind and self.can_name(column, scope)]
-        drawers.append(
+        draw_functions.append(
             lambda: (
                 f"{name} {self.rng.choice(['=', '<', '<=', '<>'])} "
                 f"{self.write_reference(self.rng.choice(candidates), scope)}"
             )
         )
-        return drawers
+        return draw_functions
 
-    def list_mixed_drawers(self, column: ScopeColumn, name: str, scope: Scope) -> Drawers:
+    def list_mixed_draw_functions(self, column: ScopeColumn, name: str, scope: Scope) -> DrawFunctions:
         """Return functions that draw comparisons whose operands have several types.
 
         Engines convert all operands to a common type before they compare any of them.
@@ -378,7 +382,7 @@ class Comparisons:
         pairs = ", ".join(
             f"({value}, {number})" for value, number in zip(values or ["1"], ("1", "1.0", "1e0"), strict=False)
         )
-        drawers: Drawers = [
+        draw_functions: DrawFunctions = [
             lambda: f"{name} {negated}IN ({text})",
             lambda: f"{name} {negated}BETWEEN {literals[0]} AND {literals[1]}",
             lambda: f"{name} {negated}BETWEEN {literals[0]} AND {other}",
@@ -393,12 +397,12 @@ class Comparisons:
             lambda: f"contains(ARRAY[{', '.join([VALUES[column.kind][0], *values])}], {name})",
         ]
         if is_number and self.mixed_cases:
-            drawers.append(
+            draw_functions.append(
                 lambda: f"CASE {name} WHEN {literals[0]} THEN TRUE WHEN {literals[1]} THEN TRUE ELSE FALSE END"
             )
-        return drawers
+        return draw_functions
 
-    def list_pattern_drawers(self, name: str) -> Drawers:
+    def list_pattern_draw_functions(self, name: str) -> DrawFunctions:
         patterns = ["'a%'", "'%b'", "'ab'", "'a_'", "'%'", "'o''%'"]
         return [
             lambda: f"{name} {self.rng.choice(['', 'NOT '])}LIKE {self.rng.choice(patterns)}",
@@ -407,7 +411,7 @@ class Comparisons:
             lambda: f"({name} LIKE '%b%' OR {name} NOT LIKE '_b%')",
         ]
 
-    def list_conditional_drawers(self, name: str, kind: str) -> Drawers:
+    def list_conditional_draw_functions(self, name: str, kind: str) -> DrawFunctions:
         second_literal = self.draw_literal(kind)
         return [
             lambda: f"coalesce({name}, {second_literal}) {self.draw_operator()} {self.draw_literal(kind)}",
@@ -428,11 +432,11 @@ class Comparisons:
             lambda: f"CASE WHEN {name} > {second_literal} THEN TRUE ELSE FALSE END",
         ]
 
-    def list_arithmetic_drawers(self, name: str, kind: str) -> Drawers:
+    def list_arithmetic_draw_functions(self, name: str, kind: str) -> DrawFunctions:
         """Return functions that draw comparisons of an arithmetic expression on a column of this type."""
-        drawers: Drawers = []
+        draw_functions: DrawFunctions = []
         if kind == "long":
-            drawers += [
+            draw_functions += [
                 lambda: (
                     f"{name} {self.rng.choice('+-*')} {self.rng.choice('123')} {self.draw_operator()}"
                     f" {self.draw_literal(kind)}"
@@ -448,7 +452,7 @@ class Comparisons:
                 lambda: f"CAST({name} AS BIGINT) {self.draw_operator()} {self.draw_literal(kind)}",
             ]
         if kind == "decimal(9, 2)":
-            drawers.append(
+            draw_functions.append(
                 lambda: f"{name} {self.rng.choice('+-')} 0.5 {self.draw_operator()} {self.draw_literal(kind)}"
             )
         factor = self.rng.choice(
@@ -458,7 +462,7 @@ class Comparisons:
             # DuckDB multiplies numbers of up to 18 digits, so `% 5000` makes them small. nullif replaces 0 by null.
             product = f"{name} * {factor}" if kind != "long" else f"(nullif({name}, {name} // 9) % 5000) * {factor}"
             value = self.rng.choice(["1", "1.785", "-1.5", "2.975", "0", "0.3"])
-            drawers += [
+            draw_functions += [
                 lambda: f"{product} {self.draw_operator()} {value}",
                 lambda: (
                     f"{value} {self.draw_operator()} {factor} * {name}" if kind != "long" else f"{product} = {value}"
@@ -467,9 +471,9 @@ class Comparisons:
                     f"{name} / {factor} {self.draw_operator()} {value}" if kind != "long" else f"{product} < {value}"
                 ),
             ]
-        return drawers
+        return draw_functions
 
-    def list_text_drawers(self, name: str) -> Drawers:
+    def list_text_draw_functions(self, name: str) -> DrawFunctions:
         size = self.rng.choice("123")
         return [
             lambda: f"substr({name}, 1, {size}) {self.draw_operator()} {self.draw_value('string')}",
@@ -484,12 +488,12 @@ class Comparisons:
             lambda: f"upper({name}) IN ('{self.rng.choice(LONG_TEXTS).upper()}', {self.draw_value('string')})",
         ]
 
-    def list_time_drawers(self, name: str, kind: str) -> Drawers:
+    def list_time_draw_functions(self, name: str, kind: str) -> DrawFunctions:
         unit, days = (
             self.rng.choice(["day", "week", "month", "quarter", "year"]),
             DAYS_AGO + self.rng.randint(-9, 9),
         )
-        drawers: Drawers = [
+        draw_functions: DrawFunctions = [
             lambda: (
                 f"date_trunc('{unit}', {name}) {self.draw_operator()} "
                 f"{self.draw_value(self.rng.choice(['date', kind]))}"
@@ -514,7 +518,7 @@ class Comparisons:
         ]
         time_format = self.rng.choice(list(SQL_FORMATS))
         text = self.rng.choice(SQL_FORMATS[time_format])
-        drawers += [
+        draw_functions += [
             lambda: f"date_format({name}, '{time_format}') {self.draw_operator()} '{text}'",
             lambda: (
                 f"date_format({name}, '{time_format}') {self.rng.choice(['', 'NOT '])}BETWEEN '{text}' AND '{text}9'"
@@ -522,7 +526,7 @@ class Comparisons:
             lambda: f"{name} {self.draw_operator()} date_parse('{text}', '{time_format}')",
         ]
         if kind == "date":
-            drawers += [
+            draw_functions += [
                 lambda: f"CAST({name} AS varchar) {self.draw_operator()} '{text}'",
                 lambda: f"CAST({name} AS varchar) {self.rng.choice(['', 'NOT '])}IN ('2020-01-31', '{text}')",
                 lambda: f"CAST({name} AS varchar) {self.rng.choice(['', 'NOT '])}LIKE '{text}%'",
@@ -531,13 +535,13 @@ class Comparisons:
                     f"{name} {self.draw_operator()} from_iso8601_date('{self.rng.choice(SQL_FORMATS['%Y-%m-%d'])}')"
                 ),
             ]
-        drawers += [
+        draw_functions += [
             lambda: f"CAST({name} AS date) {self.rng.choice(['=', '<', '>='])} {self.draw_literal('date')}",
             lambda: f"year({name}) = {self.rng.choice(['2020', '2021'])}",
             lambda: f"extract(YEAR FROM {name}) IN (2020, 2021)",
             lambda: f"{name} < DATE '2020-01-31' + INTERVAL '1' {self.rng.choice(['DAY', 'MONTH', 'YEAR'])}",
         ]
-        return drawers
+        return draw_functions
 
 
 def quote(name: str) -> str:

@@ -95,15 +95,15 @@ class RandomStatements(Comparisons):
 
     def draw_body(self, relations: list[StoredRelation], depth: int, outer: Scope) -> tuple[str, list[tuple[str, str]]]:
         if depth > 1 and self.draw_chance(0.28):
-            left, columns = self.select(relations, depth - 1, outer, set_part=True)
-            right, right_columns = self.select(
-                relations, depth - 1, outer, set_part=True, kinds=[kind for _, kind in columns]
+            left, columns = self.draw_select(relations, depth - 1, outer, in_set_operation=True)
+            right, right_columns = self.draw_select(
+                relations, depth - 1, outer, in_set_operation=True, kinds=[kind for _, kind in columns]
             )
             if [kind for _, kind in columns] == [kind for _, kind in right_columns]:
                 word = self.rng.choice(["UNION", "UNION ALL", "INTERSECT", "EXCEPT", "EXCEPT ALL", "INTERSECT ALL"])
                 text = f"({left}){self.draw_space()}{word}{self.draw_space()}({right})"
                 return text + (self.draw_order(len(columns)) if self.draw_chance(0.4) else ""), columns
-        return self.select(relations, depth, outer)
+        return self.draw_select(relations, depth, outer)
 
     def draw_order(self, columns: int) -> str:
         """Return an ORDER BY, in most cases with a LIMIT.
@@ -115,16 +115,16 @@ class RandomStatements(Comparisons):
         limit = f" LIMIT {self.rng.randint(1, 5)}"
         return f" ORDER BY {keys}{limit}{offset}" if self.draw_chance(0.8) else f" ORDER BY {keys}"
 
-    def select(
+    def draw_select(
         self,
         relations: list[StoredRelation],
         depth: int,
         outer: Scope,
         *,
-        set_part: bool = False,
+        in_set_operation: bool = False,
         kinds: list[str] | None = None,
     ) -> tuple[str, list[tuple[str, str]]]:
-        """Return a SELECT and its columns. As a part of a set operation, it has no ORDER BY."""
+        """Return a SELECT and its columns. If it is in a set operation, it has no ORDER BY."""
         source, scope = self.draw_source_list(relations, depth, outer)
         where = ""
         if self.draw_chance(0.7):
@@ -141,7 +141,7 @@ class RandomStatements(Comparisons):
         text = f"{self.draw_word('SELECT')} {distinct_keyword}{', '.join(items)}{self.draw_space()}"
         text += f"{self.draw_word('FROM')} {source}{where}"
         text += self.draw_qualify(scope)
-        if not set_part and self.draw_chance(0.25):
+        if not in_set_operation and self.draw_chance(0.25):
             text += self.draw_order(len(columns))
         return text, columns
 
@@ -398,7 +398,7 @@ class RandomStatements(Comparisons):
             other_table = self.rng.choice([table for table in self.tables if table.name.lower() not in hidden_names])
             other_columns = [ScopeColumn(column, kind, "rr") for column, kind in other_table.columns.items()]
             inner = [*table_columns, *other_columns]
-            join_condition = self.draw_equality(table_columns, other_columns, inner)
+            join_condition = self.draw_comparison_of_sides(table_columns, other_columns, inner)
             if self.draw_chance(0.3):
                 join_condition += f" AND {self.draw_simple_condition(inner)}"
             join = self.rng.choice(["JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN"])
@@ -432,7 +432,10 @@ class RandomStatements(Comparisons):
     def draw_correlated_pair(
         self, scope: Scope, relations: list[StoredRelation]
     ) -> tuple[StoredRelation, str, str] | None:
-        """Return a table, one of its columns, and a column of the outer row with the same type."""
+        """Return a table, one of its columns, and a column of the outer row with the same type.
+
+        Return None if no column fits.
+        """
         hidden_names = {relation.name.lower() for relation in relations}
         pairs = [
             (table, name, column)
@@ -463,7 +466,7 @@ class RandomStatements(Comparisons):
         return (
             self.draw_inequality(scope, other_scope, joined_scope)
             if self.draw_chance(0.15)
-            else self.draw_equality(scope, other_scope, joined_scope)
+            else self.draw_comparison_of_sides(scope, other_scope, joined_scope)
         )
 
     def draw_join(
@@ -512,11 +515,11 @@ class RandomStatements(Comparisons):
     def draw_source(
         self, relations: list[StoredRelation], depth: int, outer: Scope, used_names: set[str]
     ) -> tuple[str, Scope]:
-        alias = self.rng.choice([relation for relation in ALIASES if relation.lower() not in used_names])
+        alias = self.rng.choice([alias for alias in ALIASES if alias.lower() not in used_names])
         random_number = self.rng.random()
         if random_number < 0.05:
             column = self.rng.choice(COLUMN_NAMES)
-            rows = ", ".join(f"({relation})" for relation in VALUES["long"][:3])
+            rows = ", ".join(f"({value})" for value in VALUES["long"][:3])
             text = f"(VALUES {rows}) AS {self.spell(alias)} ({quote(column)})"
             return text, [ScopeColumn(column, "long", alias)]
         if random_number < 0.11:
@@ -579,6 +582,7 @@ class RandomStatements(Comparisons):
         return f"NOT ({text})" if self.draw_chance(0.15) else text
 
     def draw_subquery(self, scope: Scope, relations: list[StoredRelation], depth: int, outer: Scope) -> str:
+        """Return a condition with a subquery: EXISTS, IN, ANY, or a comparison with its result."""
         negated = self.rng.choice(["", "NOT "])
         if self.draw_chance(0.5):
             inner, _ = self.draw_with_query(
@@ -593,11 +597,14 @@ class RandomStatements(Comparisons):
         if aggregate is not None and self.draw_chance(0.2):
             return f"({aggregate}) {self.rng.choice(['=', '>', '<'])} 1"
         if self.draw_chance(0.2):
-            inner, _ = self.select(relations, depth - 1, [], set_part=True, kinds=[column.kind, candidates[0].kind])
+            inner, _ = self.draw_select(
+                relations, depth - 1, [], in_set_operation=True, kinds=[column.kind, candidates[0].kind]
+            )
             pair = [self.write_reference(column, scope), self.write_reference(candidates[0], scope)]
+            # Engines compare rows with nulls differently, so these rows are excluded.
             text = " AND ".join(f"{name} IS NOT NULL" for name in pair)
             return f"({', '.join(pair)}) {negated}IN ({inner}) AND {text}"
-        inner, _ = self.select(relations, depth - 1, [], set_part=True, kinds=[column.kind])
+        inner, _ = self.draw_select(relations, depth - 1, [], in_set_operation=True, kinds=[column.kind])
         if self.draw_chance(0.2):
             return f"{self.write_reference(column, scope)} = ANY ({inner})"
         if self.draw_chance(0.2):
@@ -614,11 +621,9 @@ class RandomStatements(Comparisons):
         return f"{self.write_reference(column, scope)} {negated}IN ({inner})"
 
     def draw_extreme_comparison(self, column: ScopeColumn, name: str, relations: list[StoredRelation]) -> str | None:
-        """Return a comparison of the column with extremes of other columns.
+        """Return a comparison of the column with minimums or maximums of other columns.
 
-        A BETWEEN can have a literal as its lower limit.
-
-        The result is None if no table has a fitting column.
+        A BETWEEN can have a literal as its lower limit. The result is None if no table has a fitting column.
         """
         extremes = [self.draw_extreme_subquery(column.kind, relations) for _ in range(2)]
         if extremes[0] is None:
@@ -630,12 +635,12 @@ class RandomStatements(Comparisons):
         )
 
     def draw_extreme_subquery(self, kind: str, relations: list[StoredRelation]) -> str | None:
-        """Return a subquery for the minimum or maximum of a column in some rows of a table."""
+        """Return a subquery for the minimum or maximum of a column in some rows of a table, or None if none fits."""
         extreme = self.draw_extreme(kind, relations)
         return None if extreme is None else f"(SELECT {extreme[0]} FROM {extreme[1]})"
 
     def draw_extreme(self, kind: str, relations: list[StoredRelation]) -> tuple[str, str, str] | None:
-        """Return an extreme of this type, the rows that it is computed from, and a column of these rows.
+        """Return a minimum or maximum of this type, the rows that it is computed from, and a column of these rows.
 
         Return None if no column fits.
         """
@@ -656,7 +661,7 @@ class RandomStatements(Comparisons):
         return extreme, rows, f"q.{quote(self.rng.choice(list(table.columns)))}"
 
     def draw_named_extreme_query(self) -> str | None:
-        """Return a query that compares a column with an extreme of a name in WITH, or None if no column fits."""
+        """Return a query that compares a column with a minimum or maximum in WITH, or None if no column fits."""
         table = self.rng.choice(self.tables)
         column, kind = self.rng.choice(list(table.columns.items()))
         random_extreme = self.draw_extreme(kind, [])
@@ -703,6 +708,7 @@ class RandomStatements(Comparisons):
         """Return a condition on a column of the outer query.
 
         The column is qualified by an alias that the inner scope does not have.
+        If no column fits, return a condition on the inner query alone.
         """
         owners = {column.owner.lower() for column in scope if column.owner is not None}
         pairs = [

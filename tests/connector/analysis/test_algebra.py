@@ -29,7 +29,7 @@ def format_predicate(table: Table) -> str | None:
     return None if condition is None else write_sql(condition)
 
 
-def test_alternatives_of_a_join_are_kept_only_if_both_references_have_all_of_them() -> None:
+def test_alternatives_of_a_join_are_kept_only_if_both_references_have_all_alternatives() -> None:
     """If an alternative were missing, the join would leave out rows that one of the references needs."""
     # Joins with the same `any_of` are alternatives. The number itself can differ between two references.
     first, second, third = (Join(scan, (("a", "b"),), any_of=2) for scan in (1, 2, 3))
@@ -85,6 +85,7 @@ def test_anti_join_pushes_its_on_condition_to_the_right_side_only() -> None:
     """Conditions on the left side are pushed to both sides, and ON only to the right side."""
     left, right = Table({"a": "long"}), Table({"b": "long"})
     predicate = Predicate(ColumnComparison((1, "b"), ">", (Literal("integer", "3"),)), (((0, "a"), (1, "b")),))
+    # An anti-join is handled as an outer join that keeps the left rows. The right side has no outputs.
     block = QueryBlock(
         [left, right], SourceJoin(0, 1, keeps_left=True, on=predicate), AttributeOutputs({"a": (0, "a")})
     )

@@ -51,7 +51,15 @@ def find_joins(statement: str) -> dict[str, list[str]]:
 
 
 def format_join_pairs(join: Join, table: str) -> Iterator[str]:
-    """Yield each comparison of the join as a text. `table` is the name of the table that the scan is joined with."""
+    """Yield each comparison of the join as a text.
+
+    If the other operand is a maximum or minimum, the text names the function: `max(d.first)`. It ends with "of fewer
+    rows" if the query computes it from only some of these rows.
+
+    Args:
+        join: The join.
+        table: The name of the table that the scan is joined with.
+    """
     for (own_column, other_column), op in zip(join.on, join.ops or ["="] * len(join.on), strict=True):
         column = f"{table}.{other_column}"
         if join.is_extreme:
@@ -358,11 +366,12 @@ def find_joins_of_first_scan(statement: str, table: str = "f") -> list[str]:
         ("LEFT JOIN d ON at BETWEEN start AND stop", []),
         ("FULL JOIN d ON at BETWEEN start AND stop", []),
         ("LEFT JOIN d ON d.low = id WHERE at < stop", ["at<d.stop", "id=d.low"]),
-        # The engine converts both sides before it compares them, or a row needs no matching row.
+        # The operands have different types, so the engine converts them before it compares them.
         (", d WHERE tz BETWEEN start AND stop", []),
         (", d WHERE x < low", []),
         (", d WHERE id BETWEEN low AND 1e0", []),
         (", d WHERE at BETWEEN start AND z", []),
+        # The condition has another form, which does not require a row within these limits.
         (", d WHERE at NOT BETWEEN start AND stop", []),
         (", d WHERE NOT (at < stop)", []),
         (", d WHERE at < stop OR id = 1", []),
@@ -392,8 +401,8 @@ def test_columns_are_limited_by_columns_of_other_tables(join: str, expected: lis
         ),
         ("day >= (SELECT first FROM d WHERE name = 'x')", ["day>=d.first"]),
         ("day < ANY (SELECT first FROM d)", ["day<d.first"]),
-        # The subquery has a condition that the analysis does not support, so its extreme is of fewer rows than the
-        # known condition selects. The extreme of the rows of the known condition limits the column on one side only.
+        # The analysis does not support one condition of the subquery. It knows only the maximum of more rows, which can
+        # be greater. So this maximum is an upper limit, but no lower limit.
         ("day >= (SELECT max(first) FROM d WHERE lower(name) = 'x')", []),
         (
             "day <= (SELECT max(first) FROM d WHERE name LIKE '%x%' AND low = 1)",
@@ -403,7 +412,7 @@ def test_columns_are_limited_by_columns_of_other_tables(join: str, expected: lis
         ("day >= (SELECT max(first) FILTER (WHERE low = 1) FROM d)", []),
         ("day >= (SELECT max(first) FROM d WHERE start > current_timestamp)", []),
         ("day >= (SELECT max(first) FROM d WHERE z > TIMESTAMP '2026-01-01')", []),
-        # Two extremes in one query may come from different rows.
+        # Two maximums in one query may come from different rows.
         ("day <= (SELECT max(e) FROM (SELECT max(first) e, max(low) l FROM d) WHERE l > 3)", []),
         ("day >= (SELECT max(first) FROM d GROUP BY name)", []),
         ("day >= (SELECT max(first) FROM d, f AS g)", []),
@@ -448,7 +457,7 @@ def test_columns_are_limited_by_extremes(condition: str, expected: list[str]) ->
         ("m AS (SELECT max(first) AS e FROM d) SELECT * FROM f, m WHERE day = coalesce(e, DATE '2026-01-01')", []),
         ("m AS (SELECT max(first) AS e FROM d) SELECT * FROM f, m WHERE at > e", ["at>max(d.first)"]),
         ("m AS (SELECT max(low) AS e FROM d) SELECT * FROM f, m WHERE x > e", []),
-        # The extreme is of fewer or of different rows, so it limits the column on one side or not at all.
+        # The maximum is of fewer or of different rows, so it limits the column on one side or not at all.
         ("m AS (SELECT max(first) AS e FROM (SELECT * FROM d LIMIT 3)) SELECT * FROM f, m WHERE day > e", []),
         (
             "r AS (SELECT * FROM d LIMIT 3), m AS (SELECT max(first) AS e FROM r) SELECT * FROM f, m WHERE day < e",
@@ -463,7 +472,7 @@ def test_columns_are_limited_by_extremes(condition: str, expected: list[str]) ->
             "RECURSIVE m AS (SELECT max(first) AS e FROM d UNION ALL SELECT e FROM m) SELECT * FROM f, m WHERE day > e",
             [],
         ),
-        # Each group has its own extreme, so only the set of values limits the column.
+        # Each group has its own maximum, so only the set of values limits the column.
         (
             "m AS (SELECT name, max(first) AS e FROM d GROUP BY name) SELECT * FROM f, m WHERE code = name AND day = e",
             ["code=d.name and day=d.first"],

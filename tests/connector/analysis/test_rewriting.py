@@ -376,7 +376,7 @@ async def test_table_and_its_branch_are_rewritten_only_in_one_consistent_state(
 
 
 async def test_table_is_not_rewritten_if_its_branch_has_no_plan() -> None:
-    """The server has no plan for the table at the branch, which the request with `past` asks for.
+    """The server has no plan for the table at the branch. This is the request with `uses_snapshot_schema`.
 
     A branch can move before the engine reads it, so the other reference to the table stays unchanged too.
     """

@@ -105,8 +105,8 @@ def store_plan_tables(
 def draw_join_conditions(rng: random.Random, scans: tuple[Scan, ...], path: tuple[int, ...]) -> Iterator[str]:
     """Yield SQL conditions on the last scan of `path`, for some of its joins with scans outside the path.
 
-    A condition is a comparison with an extreme of the other scan, or an EXISTS. The EXISTS contains conditions for the
-    joins of the other scan.
+    A condition compares a column with a maximum or minimum of the other scan, or is an EXISTS. The EXISTS contains
+    conditions for the joins of the other scan.
     """
 
     def format_join(join: Join) -> str:
@@ -132,10 +132,16 @@ def draw_join_conditions(rng: random.Random, scans: tuple[Scan, ...], path: tupl
 def format_joins(
     rng: random.Random, joins: tuple[Join, ...], path: tuple[int, ...], format_join: Callable[[Join], str]
 ) -> Iterator[str]:
-    """Yield SQL conditions for some of the joins with scans that are not on the path.
+    """Yield SQL conditions for some of the joins.
 
-    Joins with the same `any_of` are alternatives, of which at least one must match, or the exempt condition holds. Such
-    a group becomes one condition with OR.
+    Joins with the same `any_of` are alternatives. A row needs a match of one of them, unless it meets the exempt
+    condition. Such a group becomes one condition with OR.
+
+    Args:
+        rng: It chooses the joins.
+        joins: The joins of a scan.
+        path: The scans that lead to this scan through joins. Joins with them are left out, to avoid cycles.
+        format_join: Returns the condition of one join.
     """
     if len(path) > PATH_LENGTH_MAX:
         return
@@ -153,10 +159,10 @@ def format_joins(
 
 
 def format_extreme(join: Join, depth: int, table: str) -> str:
-    """Return the condition that compares a row of `j{depth}` with an extreme.
+    """Return the condition that compares a row of `j{depth}` with a maximum or minimum.
 
-    A join is exact if the statement computes the extreme from exactly the rows that meet `join.where`. If it uses only
-    some of them, the extreme of all these rows limits the row on one side only.
+    A join is exact if the statement computes this value from exactly the rows that meet `join.where`. If it uses only
+    some of them, the value of all these rows limits the row on one side only.
     """
     ((own_column, other_column),) = join.on
     (op,) = join.ops
@@ -289,7 +295,10 @@ def check_campaign_is_effective(counts: Counter[str]) -> None:
 
 
 def draw_extreme_query(rng: random.Random, statements: RandomStatements) -> str | None:
-    """Return a query that compares a column with extremes of rows, or None if no column fits."""
+    """Return a query that compares a random column with the maximum or minimum of rows, or None.
+
+    The result is None if the column is not a long, date or timestamp, or if no comparison with it can be made.
+    """
     table = rng.choice(statements.tables)
     name, kind = rng.choice(list(table.columns.items()))
     condition = statements.draw_extreme_comparison(ScopeColumn(name, kind, "o"), f"o.{quote(name)}", [])
@@ -299,14 +308,15 @@ def draw_extreme_query(rng: random.Random, statements: RandomStatements) -> str 
 
 
 def compare_extremes(seed: int, lake_count: int, *, is_in_with_clause: bool) -> Counter[str]:
-    """Run queries that only compare columns with extremes. The analysis supports some of them exactly.
+    """Run queries that only compare columns with maximums or minimums. The analysis supports some of them exactly.
 
     Args:
         lake_count: The number of lakes.
-        is_in_with_clause: Whether the extremes are columns of queries in a WITH clause.
+        is_in_with_clause: Whether the maximums and minimums are columns of queries in a WITH clause.
 
     Returns:
-        The number of joins with an extreme that are exact, and of those whose extreme is of fewer rows.
+        The number of joins with a maximum or minimum: `exact` if the query computes it from exactly the rows of the
+        join, and `fewer` if the query uses only some of them.
     """
     counts: Counter[str] = Counter()
     for rng, statements, connection in draw_lakes(seed, lake_count):
@@ -365,7 +375,10 @@ def test_on_condition_resolves_names_of_its_join_and_of_outer_queries() -> None:
 
 
 def test_lateral_subquery_resolves_names_of_the_left_side() -> None:
-    """Engines differ in whether LATERAL sees the tables before a comma."""
+    """A join binds its tables more tightly than a comma.
+
+    So engines differ in whether LATERAL sees `a` in `a, b CROSS JOIN LATERAL …`. The analysis finds no join there.
+    """
     lateral = "LATERAL (SELECT c.k FROM u AS c WHERE c.k = a.k) AS q"
 
     def count_joins(sources: str) -> int:

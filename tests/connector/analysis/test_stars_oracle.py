@@ -81,7 +81,8 @@ class Stars:
     def draw_chance(self, probability: float) -> bool:
         return self.rng.random() < probability
 
-    def draw_query(self, _: int = 1) -> str:
+    def draw_query(self, _depth: int = 1) -> str:
+        """Return a query. `_depth` is ignored: callers pass it, because other generators need it."""
         source, names = self.draw_fact(), ["f"]
         for name, join_condition in self.rng.sample(self.draw_joins(), self.rng.randint(1, 3)):
             kind = self.rng.choice(["JOIN", "JOIN", "JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN", ","])

@@ -219,7 +219,7 @@ async def test_views_keep_their_plans_if_a_nested_view_has_none() -> None:
         assert (rewrite.statement is None) == (refused_view == "top")
         request = [name[-1] for name, *_ in server.view_requests if name[-1] != refused_view]
         assert request == [view for view in other_views if (refused_view, view) != ("v", "mid")], (
-            "mid contains v, so without a plan of mid, v needs none"
+            "mid reads v, so without a plan of v, mid needs none"
         )
         if refused_view != "top":
             ((_, _, _, references),) = [
@@ -314,7 +314,7 @@ async def test_changed_nested_view_is_read_again() -> None:
         assert len(server.view_requests) == count_before
 
 
-async def test_removed_columns_of_a_view_do_not_resolve_names_of_other_tables() -> None:
+async def test_name_belongs_to_a_view_after_the_view_gets_a_column_of_this_name() -> None:
     """The name `x` in the subquery belongs to the outer table until the view has a column `x`."""
     statement = "SELECT * FROM lake.db.t WHERE EXISTS (SELECT 1 FROM lake.db.u, lake.db.v WHERE uid = x AND y = 3)"
     # A join with `u` is requested only if `u` is much smaller than `t`.

@@ -106,6 +106,7 @@ class RandomDuckDBAggregates(RandomAggregates):
         return dimensions, measures
 
     def query(self, dimensions: list[str], measures: list[str], source: str) -> str:
+        """Return a random query: the query of the base class, with random additions in DuckDB's spelling."""
         measures = [measure.replace("approx_distinct", "approx_count_distinct") for measure in measures]
         plain_dimensions = [dimension for dimension in dimensions if not dimension.startswith("s.")]
         if "s.k" in dimensions and self._rng.random() < 0.3:
@@ -117,18 +118,23 @@ class RandomDuckDBAggregates(RandomAggregates):
             text = text.replace(table, f", {self._rng.choice(FURTHER_AGGREGATES)}{table}")
         if self._rng.random() < 0.2:
             condition = self._rng.choice(ROW_CONDITIONS)
+            # "(WHERE" begins the FILTER of an aggregate, not the condition of the query.
             clause_start = " WHERE " if " WHERE " in text.replace("(WHERE", "") else f" FROM {source} a"
             text = text.replace(
                 clause_start,
                 f"{clause_start}{condition} AND " if clause_start == " WHERE " else f"{clause_start} WHERE {condition}",
                 1,
             )
+        # With subtotals, rows can have equal keys, so a LIMIT could keep other rows.
         if " LIMIT " not in text and self._rng.random() < 0.3:
             return GROUP_BY.sub(lambda keys: f" GROUP BY {self._rng.choice(SUBTOTALS).format(keys[1])}", text)
         return text
 
     def _order_by_field_k(self, dimensions: list[str], measures: list[str], source: str) -> str:
-        """Return a query that is ordered by `k`: the column, or the field with the same name."""
+        """Return a query that is ordered by `k` or by its first column.
+
+        `k` can be the name of a column, of a field of the struct `s`, and of an output column.
+        """
         rng = self._rng
         output = rng.choice(("s.k", "a.s.k", "(s.k)", "s.k AS k", "s.k + 0 AS k", "s.k AS total"))
         keys = ["s.k", "a.k"] if "k" in dimensions else ["s.k"]
@@ -138,7 +144,10 @@ class RandomDuckDBAggregates(RandomAggregates):
 
 
 def draw_entry(rng: random.Random, cube: IndexDefinition, file: pa.Table) -> pa.RecordBatch | None:
-    """Return the groups of a file. In 3 cases of 10, return None as for a file without groups, whose rows are read."""
+    """Return the groups of a file, or None as for a file without groups, whose rows are read.
+
+    The result is None in 3 cases of 10, and if a value does not fit into its type.
+    """
     try:
         return group_rows(cube.terms, cube.measures, index_columns_by_id(file)) if rng.random() < 0.7 else None
     except ValueError:  # A value does not fit into its type.
@@ -146,7 +155,7 @@ def draw_entry(rng: random.Random, cube: IndexDefinition, file: pa.Table) -> pa.
 
 
 def store_rows(con: duckdb.DuckDBPyConnection, name: str, rows: pa.Table) -> None:
-    """Store rows in DuckDB, because DuckDB compares NaN in an Arrow table differently."""
+    """Store rows in a table of DuckDB, because DuckDB compares NaN differently in an Arrow table than in its tables."""
     con.register("arrow", rows)
     con.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS SELECT * FROM arrow")
 
@@ -169,8 +178,11 @@ def do_all_rows_match(con: duckdb.DuckDBPyConnection, file: pa.Table, query: Duc
     return bool(counts[0] == 0)
 
 
-def sketch_rows(text: str) -> str:
-    """Return the query with sketches of all rows, because DuckDB's own sketches differ from those of cubes."""
+def replace_approximate_counts(text: str) -> str:
+    """Return the query with calls that build the sketches of cubes from all rows, in place of `approx_count_distinct`.
+
+    DuckDB's sketches differ from those of cubes.
+    """
 
     def replace_call(call: re.Match[str]) -> str:
         return format_count_sql(format_sketch_sql(call[1], DUCKDB.types[str(TYPES[call[1]])]), call[2] or "")
@@ -218,7 +230,7 @@ def run_case(con: duckdb.DuckDBPyConnection, seed: int, queries: int) -> Counter
         # The rewritten query reads the groups of the cube and the rows of the other files.
         con.register(GROUPS, pa.Table.from_batches(groups))
         store_rows(con, "rest", pa.concat_tables(rows or [files[0].slice(0, 0)]))
-        expected, expected_with_sketches = con.sql(text), con.sql(sketch_rows(text))
+        expected, expected_with_sketches = con.sql(text), con.sql(replace_approximate_counts(text))
         actual = con.sql(query.write("rest" if rows else None))
         message = f"seed {seed}: {text}\n{query.write('rest')}"
         assert (actual.columns, actual.types) == (expected.columns, expected.types), message

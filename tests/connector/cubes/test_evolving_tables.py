@@ -88,7 +88,7 @@ class EvolvingTable:
     """A table with cubes whose columns, partitions, branches and rows change."""
 
     def __init__(self, url: str, client: IndexClient, rng: random.Random, name: str) -> None:
-        self.name, self.cubes = name, 0
+        self.name, self.cube_count = name, 0
         self._url, self._client, self._rng = url, client, rng
         self._versions: list[str] = []
         with open_catalog(url) as catalog:
@@ -114,7 +114,7 @@ class EvolvingTable:
             append(self._client, self.name, self._draw_rows(table.schema()))
 
     def build(self) -> None:
-        for number in range(self.cubes):
+        for number in range(self.cube_count):
             with closing(InProcessWorkers()) as workers:
                 build(self._client, self.name, f"cube{number}", workers)
 
@@ -136,9 +136,9 @@ class EvolvingTable:
             if not isinstance(field.field_type, StructType):
                 measures.add(f"{rng.choice(functions)}({field.name})")
         self._client.put_index(
-            self.name, f"cube{self.cubes}", kind="cube", columns=dimensions, measures=sorted(measures)
+            self.name, f"cube{self.cube_count}", kind="cube", columns=dimensions, measures=sorted(measures)
         )
-        self.cubes += 1
+        self.cube_count += 1
 
     def rename(self) -> None:
         with self.open_table() as table, table.update_schema() as update:
@@ -210,7 +210,7 @@ class EvolvingTable:
             version_form: The text that selects the snapshot `{}`.
         """
         rng, source = self._rng, self.name
-        definition = self._client.index(self.name, f"cube{rng.randrange(self.cubes)}").json
+        definition = self._client.index(self.name, f"cube{rng.randrange(self.cube_count)}").json
         keys = [_write_dimension(text) for text in definition["columns"]]
         values = [_write_measure(text) for text in definition["measures"]]
         with self.open_table() as table:

@@ -41,7 +41,7 @@ SCHEMAS = {
 KEYS = {"shops": "shop_id", "items": "item_id"}
 SNAPSHOTS = {"facts": 9, "shops": 7, "items": 8}
 ATTRIBUTES = [("shops", 0), ("shops", 2), ("shops", 3), ("items", 0), ("items", 2), ("items", 3)]
-"""The attributes of the cube, as tables and field ids. The field 0 states whether a key has a partner."""
+"""The attributes of the cube, as tables and field ids. The field 0 states whether a dimension has the key."""
 MEASURES = ["sum(amount)", "count(amount)", "min(amount)"]
 GROUPINGS = ["region", "s.city", "i.brand", "weight", "discount", "region, s.city", "brand, discount"]
 AGGREGATES = ["sum(f.amount)", "count(*)", "avg(f.amount)", "min(f.amount)", "count(DISTINCT s.region)", "max(brand)"]

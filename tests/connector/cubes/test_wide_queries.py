@@ -70,9 +70,9 @@ def define_cube(dimensions: list[str], measures: list[str]) -> tuple[IndexDefini
 
 
 def build_entry(rng: random.Random, cube: IndexDefinition, file: pa.Table) -> pa.RecordBatch | None:
-    """Return the groups of a file, or None, at random or if a value does not fit its type.
+    """Return the groups of a file, or None. For a file without groups, a query reads the rows.
 
-    A query then reads the rows of the file.
+    The result is None in three of ten cases, and if a value does not fit its type.
     """
     columns = {field.id: file[field.name] for field in SCHEMA.fields}
     try:

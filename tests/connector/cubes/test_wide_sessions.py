@@ -44,7 +44,10 @@ class WideWorld(CubeWorld):
             catalog.load_table(self.name).append(draw_rows(self.rng, rows, overflows=self._overflows))
 
     def change(self) -> None:
-        """Make three random changes of the table or its cubes: append or delete rows, build cubes, or damage a file."""
+        """Make random changes of the table or its cubes: append or delete rows, build cubes, or damage an index file.
+
+        There are at most three changes.
+        """
         for step in self.rng.sample(("append", "append one", "delete", "build", "build", "damage"), 3):
             match step:
                 case "append":
@@ -96,7 +99,10 @@ def compare_in_duckdb(con: duckdb.DuckDBPyConnection, text: str, context: str) -
 
 
 def run_case(server: ServerThread, seed: int, queries: int) -> Counter[str]:
-    """Change a table at random, and compare queries with and without cubes after each change."""
+    """Compare queries with and without cubes in three rounds, and change the table at random after each round.
+
+    Return the number of queries by how they were answered.
+    """
     rng = random.Random(seed)
     seamark_queries, duckdb_queries, counts = WideQueries(rng, SEAMARK), WideQueries(rng, DUCKDB), Counter[str]()
     with (

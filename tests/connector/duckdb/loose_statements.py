@@ -33,13 +33,13 @@ class LooseStatements(RandomStatements):
     listed_share = 0.7
 
     def draw_body(self, relations: list[StoredRelation], depth: int, outer: Scope) -> tuple[str, list[tuple[str, str]]]:
-        """Return a query, in some cases a set operation over `*` of names in WITH and of subqueries."""
+        """Return a query. Some queries are set operations between `SELECT *` from names in WITH and from subqueries."""
         if depth < 2 or not self.draw_chance(0.1):
             return super().draw_body(relations, depth, outer)
         kinds = [self.rng.choice(["long", "long", "string", "date", "double"]) for _ in range(self.rng.randint(1, 3))]
         first_name, second_name, alias = self.rng.sample(ALIASES, 3)
-        left, columns = self.select(relations, depth - 1, outer, set_part=True, kinds=kinds)
-        right, _ = self.select(relations, depth - 1, outer, set_part=True, kinds=kinds)
+        left, columns = self.draw_select(relations, depth - 1, outer, in_set_operation=True, kinds=kinds)
+        right, _ = self.draw_select(relations, depth - 1, outer, in_set_operation=True, kinds=kinds)
         right_side = self.rng.choice(
             [self.spell(second_name), f"(SELECT * FROM {self.spell(second_name)}) AS s", f"({right}) AS s"]
         )
@@ -73,7 +73,7 @@ class LooseStatements(RandomStatements):
         return super().draw_comparison(column, scope)
 
     def draw_list_condition(self, column: ScopeColumn, scope: Scope) -> str:
-        """Return a condition on a list or on rows, in some cases with nulls and values of other types."""
+        """Return a condition with a list, a row value, CASE or `if`, sometimes with nulls and values of other types."""
         name, negated = self.write_reference(column, scope), self.rng.choice(["", "", "NOT "])
         other_column = self.choose_column(scope, scope) or column
         values = ", ".join(self.draw_any_value(column.kind) for _ in range(2))
@@ -144,7 +144,7 @@ class LooseStatements(RandomStatements):
         inner_column, outer_column = self.rng.choice(pairs)
         return f"{self.write_reference(inner_column, scope)} = {self.spell(outer_column.name)}"
 
-    def draw_equality(self, left: Scope, right: Scope, joined_scope: Scope) -> str:
+    def draw_comparison_of_sides(self, left: Scope, right: Scope, joined_scope: Scope) -> str:
         pairs = [
             (column, right_column)
             for column in left
@@ -157,6 +157,6 @@ class LooseStatements(RandomStatements):
             and self.can_name(right_column, joined_scope)
         ]
         if not pairs or self.draw_chance(0.6):
-            return super().draw_equality(left, right, joined_scope)
+            return super().draw_comparison_of_sides(left, right, joined_scope)
         left_column, right_column = self.rng.choice(pairs)
         return f"{self.write_reference(left_column, joined_scope)} = {self.write_reference(right_column, joined_scope)}"

@@ -175,4 +175,4 @@ def test_distinct_values_are_estimated_from_groups_and_rows(
     assert "ts is not a dimension" in str(rewritten_count_distinct.cube.reason)
     rewritten_without_estimates = rewrite_query(con, text, cubes=EXACT)
     assert rewritten_without_estimates.cube is not None
-    assert "is estimated in another way" in str(rewritten_without_estimates.cube.reason)
+    assert "is estimated differently by the engine" in str(rewritten_without_estimates.cube.reason)

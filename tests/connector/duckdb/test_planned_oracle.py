@@ -107,7 +107,14 @@ class PlannedStatements(LooseStatements):
 
 
 def run_campaign(server: Seamark, seed: int, lakes: int, queries: int) -> Counter[str]:
-    """Check `queries` random statements on each of `lakes` sets of tables, and return the counts of their outcomes."""
+    """Check random statements on random tables, and return the counts of their outcomes.
+
+    Args:
+        server: The server.
+        seed: The seed of the tables and statements.
+        lakes: The number of schemas with random tables.
+        queries: The number of statements on the tables of each schema.
+    """
     counts: Counter[str] = Counter()
     for number in range(lakes):
         rng = random.Random(f"{seed}/{number}")
@@ -128,6 +135,7 @@ def run_campaign(server: Seamark, seed: int, lakes: int, queries: int) -> Counte
                 copy.execute(f"CREATE TABLE {quote(table.name)} AS FROM rows")
                 copy.unregister("rows")
             for _ in range(queries):
+                # Drawn statements can name DuckDB's schema `main`, but the tables are in another schema.
                 text = statements.draw_query(rng.choice([1, 1, 1, 2])).replace("main", schema)
                 check_planned_rows(con, text, counts, f"seed {seed}/{number}", copy)
     return counts
@@ -206,8 +214,8 @@ FIELDS = {"id": "i", "info.zone": "i", "info.tag": "t", "info.more.n": "i", "inf
 def create_tables_with_structs(con: duckdb.DuckDBPyConnection, rng: random.Random) -> None:
     """Create tables with structs; each INSERT writes its own file, and some structs and fields are null.
 
-    A column can have the name of a field, and a table the name of a struct, with fields of other types. Two
-    columns have exchanged their names.
+    The column `zone` has the name of a field. The table `info` has the name of the struct, and its columns have the
+    names of fields but other types. Two columns have exchanged their names.
     """
     extra_type = "STRUCT(n BIGINT, other VARCHAR)"
     con.execute(
@@ -297,7 +305,7 @@ def test_conditions_on_fields_of_structs_leave_files_out_but_no_rows(server: Sea
 
 @pytest.mark.slow
 def test_comparison_with_the_extreme_of_a_whole_table_leaves_files_out(server: Seamark) -> None:
-    """The extreme comes from the days that still have rows, not from the deleted days."""
+    """The minimum or maximum comes from the days that still have rows, not from the deleted days."""
     counts = Counter[str]()
     with closing(seamark.duckdb.connect(server.base_url)) as con:
         con.execute("CREATE SCHEMA sea.extremes")

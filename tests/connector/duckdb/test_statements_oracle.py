@@ -265,9 +265,9 @@ def test_negated_pattern_stays_negated(condition: str, negated: bool) -> None:
             "SELECT * FROM t WHERE (a, b) IN ((1, 'x'), (2, 'y'))",
             '(("a" = 1 AND "b" = \'x\') OR ("a" = 2 AND "b" = \'y\'))',
         ),
-        ("SELECT * FROM t WHERE (a, b) IN ((1, NULL), (2, 'y'))", None),
+        ("SELECT * FROM t WHERE (a, b) IN ((1, NULL), (2, 'y'))", None),  # A row value contains null.
         ("SELECT * FROM t WHERE a // 100 = 5", '("a" >= 500 AND "a" <= 599)'),
-        ("SELECT * FROM t WHERE a / 100 = 5", None),
+        ("SELECT * FROM t WHERE a / 100 = 5", None),  # In DuckDB, `/` returns a float.
         ("SELECT * FROM t WHERE a BETWEEN 1200 AND 1200 + 11", '"a" BETWEEN 1200 AND 1211'),
         ("SELECT * FROM t WHERE a IN (1 - (2 + 3), -4 - -6)", '"a" IN (-4, 2)'),
         ("SELECT * FROM t WHERE a = 2147483647 + 1", None),  # The statement must fail, as it does without a plan.
@@ -275,7 +275,7 @@ def test_negated_pattern_stays_negated(condition: str, negated: bool) -> None:
         ("SELECT * FROM t WHERE a = 1 + '2'", None),
         ("SELECT * FROM t WHERE b = 1 + 2", None),
         ("SELECT * FROM t WHERE CASE WHEN a < 5 THEN 'old' ELSE 'new' END = 'old'", '"a" < 5'),
-        ("SELECT * FROM t WHERE CASE b WHEN 1 THEN 'old' END = 'old'", None),
+        ("SELECT * FROM t WHERE CASE b WHEN 1 THEN 'old' END = 'old'", None),  # b is a string.
         ("SELECT * FROM t WHERE CASE WHEN b = 'x' THEN a ELSE FALSE END", "\"b\" = 'x'"),
         ("SELECT sum(CASE WHEN a = 1 THEN 2 END), max(CASE b WHEN 'x' THEN a END) FROM t", '("b" = \'x\' OR "a" = 1)'),
         ("SELECT sum(CASE WHEN a = 1 THEN 2 END), count_if(a = 3) FROM t", None),
@@ -288,6 +288,7 @@ def test_negated_pattern_stays_negated(condition: str, negated: bool) -> None:
     ],
 )
 def test_conditions_in_duckdb_spelling_become_predicates(statement: str, predicate: str | None) -> None:
+    """None means that the analysis cannot leave out rows, for example because the operands differ in type."""
     columns = {"a": "long", "b": "string"}
     marked_text = DuckDBStatement(statement).to_marked_text({0: columns}, utc=True)
     (scan,) = find_scans(marked_text, find_columns=lambda _: columns)

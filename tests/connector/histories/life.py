@@ -80,7 +80,8 @@ class TableHistory:
         self.rows: list[Row] = []
         self._rng, self._client, self._name = random.Random(f"life {seed}"), client, name
         self._version = self._rng.choice((2, 3, 3))
-        self._last_id, self._last_part = 0, 999
+        self._last_id = 0
+        self._last_part = 999  # The ids of partition fields begin at 1000.
         self._columns: list[RandomColumn] = []
         for _ in range(self._rng.choice((1, 1, 2))):
             self._columns.append(self._draw_column(self._rng.choice(KEY_KINDS)))
@@ -132,6 +133,7 @@ class TableHistory:
         column = self._draw_column(rng.choice(list_kinds(self._version)))
         if default and self._version >= 3 and rng.random() < 0.5:
             value = draw_value(rng, column.kind)
+            # NaN and infinity are no defaults, because JSON cannot represent them.
             column.initial_default = value if value == value and value not in (float("inf"), float("-inf")) else None
         return column
 
@@ -524,6 +526,7 @@ class TableHistory:
     # Comparisons
 
     def check(self) -> None:
+        """Compare the rows, two filters, the row ids and one recorded snapshot with the expected rows."""
         expected = self._freeze_rows(self.rows)
         for column in (column for column in self._columns if column.kind == "date"):
             self._stored_dates[column.id] |= {row[column.id] for row in self.rows if row.get(column.id) is not None}
@@ -538,6 +541,7 @@ class TableHistory:
         metadata = self._read_metadata()
         current_id = metadata.get("current-snapshot-id", -1)
         schemas = {snapshot["snapshot-id"]: snapshot.get("schema-id") for snapshot in metadata["snapshots"]}
+        # A read of a snapshot uses its schema, so `self._columns` must be the columns of this schema.
         if schemas.get(current_id) == metadata["current-schema-id"]:
             self._snapshots.setdefault(current_id, (copy.deepcopy(self._columns), expected))
         if self._snapshots:

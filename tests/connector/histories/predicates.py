@@ -81,7 +81,10 @@ def _join_tests(operator: str, test: Test, other_test: Test) -> Test:
 
 
 def _list_terms(columns: Sequence[RandomColumn]) -> list[tuple[str, RandomColumn, Callable[[Row], Any]]]:
-    """Return columns and fields of structs, each with its name and a function that reads it from a row."""
+    """Return columns and fields of structs, each with its name and a function that reads it from a row.
+
+    Fields that are structs, lists or maps are left out.
+    """
     readers: list[tuple[str, RandomColumn, Callable[[Row], Any]]] = []
     for column in columns:
         readers.append((column.name, column, column.read_value))

@@ -36,7 +36,7 @@ class DrawnStatement:
 def can_be_written(column: RandomColumn) -> bool:
     """Return True if statements can compare and set the column.
 
-    SQL has no literals of the type real.
+    They cannot if SQL has no literals of its type, as for the type real.
     """
     return column.kind in _KINDS or column.kind.startswith("decimal(")
 

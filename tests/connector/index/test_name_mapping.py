@@ -78,7 +78,7 @@ def write_import_file(folder: Path, number: int, rows: pa.Table, names: dict[str
 
 
 def add_file(table: Table, location: str, rows: int) -> None:
-    """Add a file to the table without column bounds, because a later mapping may contradict them.
+    """Add a file to the table without column bounds, because a later name mapping may contradict them.
 
     PyIceberg's `add_files` requires the table's column names.
     """
@@ -114,7 +114,10 @@ def format_literal(value: Any) -> str:
 
 
 def draw_filter(rng: random.Random, rows: list[dict[str, Any]]) -> tuple[str, Any]:
-    """Return a filter of one column with a value of the rows, and a function that returns whether a row matches it."""
+    """Return a filter on a random column, and a function that returns whether a row matches it.
+
+    The filter compares the column with a value of the rows. In one case of five, it requires that the column is null.
+    """
     column = rng.choice(["id", "name", "name", "note", "at"])
     values = [row[column] for row in rows if row[column] is not None] or [5 if column == "id" else "Ann"]
     value = rng.choice(values)
@@ -195,7 +198,7 @@ def test_readers_find_columns_by_the_current_name_mapping(
 
 
 def read_by_mapping(row: dict[str, Any], names: dict[str, str], mapped_columns: dict[str, list[str]]) -> dict[str, Any]:
-    """Return a row of an imported file as readers see it, who find its columns by the current name mapping.
+    """Return a row of an imported file as readers see it. They find its columns by the current name mapping.
 
     Args:
         row: The values by column of the table.

@@ -96,6 +96,11 @@ class GrowingTable:
     # Counts
 
     def check(self, step: str) -> None:
+        """Check that the files and the index have exactly the expected rows.
+
+        The keys are distinct and nearly random, so their number and their exclusive or identify the set of keys.
+        The index has an entry for each stored row, also for deleted rows.
+        """
         data, deletes = self.list_files()
         count, key_hash, deleted_rows = _count_rows(data, deletes)
         keys = mix_numbers(np.flatnonzero(self.live_rows))
@@ -119,7 +124,7 @@ class GrowingTable:
 
         Check that exactly one index file describes each data file.
         """
-        index_descriptions: list[str] = []
+        described_paths: list[str] = []
         total = 0
         for index_file in self.client.index("db.t", "keys").json["index-files"]:
             if index_file["state"] != "live":
@@ -127,9 +132,9 @@ class GrowingTable:
             opened_file = open_index_file(Storage().read(index_file["location"]), index_file["location"])
             counts = RecordBlob(opened_file.blob).counts
             numbers = [number for number, path in enumerate(opened_file.files.paths) if path in data]
-            index_descriptions += [opened_file.files.paths[number] for number in numbers]
+            described_paths += [opened_file.files.paths[number] for number in numbers]
             total += int(counts[numbers].sum())
-        assert sorted(index_descriptions) == sorted(data)
+        assert sorted(described_paths) == sorted(data)
         return total
 
     def check_lookup(self, data: list[str], numbers: Longs, step: str) -> None:

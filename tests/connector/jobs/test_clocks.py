@@ -190,18 +190,18 @@ def test_old_files_stay_until_the_minimum_age_has_passed_on_the_server(
         create_test_table(catalog, 2)
         append(client, "db.t", build_rows([0]))
         table = catalog.load_table("db.t")
-        live_path = write_uncommitted_file(table.location(), 1)
+        orphan_path = write_uncommitted_file(table.location(), 1)
         for path in to_path(table.location()).rglob("*"):
             if path.is_file():
                 age_file(path, days=400)
         report = remove_orphan_files(client, "db.t")
         assert (report.files, report.files_unconfirmed) == (0, 1)
         for _ in range(24 * 3 + 2):  # The minimum age is three days. The first and the last hour may count in part.
-            assert live_path.exists()
+            assert orphan_path.exists()
             clock.pass_time(HOUR_MS)
             run_housekeeping(machine)
         assert remove_orphan_files(client, "db.t").files == 1
-        assert not live_path.exists()
+        assert not orphan_path.exists()
 
 
 def test_orphan_removal_is_refused_if_clocks_of_server_and_storage_differ(

@@ -51,7 +51,7 @@ def to_path(location: str) -> Path:
 
 
 def list_needed_files(table: Table) -> set[Path]:
-    """Return the content files, manifests and manifest lists of all snapshots that PyIceberg reads."""
+    """Return the content files, manifests and manifest lists of all snapshots, as PyIceberg reads them."""
     paths: set[Path] = set()
     for snapshot in table.metadata.snapshots:
         paths.add(to_path(snapshot.manifest_list))
@@ -438,9 +438,10 @@ def test_expiration_succeeds_while_writers_keep_committing(
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("obstacle", ["gc.enabled", "entries"])
-def test_continued_deletion_obeys_the_current_rules(
+def test_continued_deletion_obeys_gc_enabled_but_not_the_limit_of_entries(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch, obstacle: str
 ) -> None:
+    """The limit of entries applies only to the first attempt, and `gc.enabled` to each attempt."""
     with open_catalog(server.url) as catalog:
         table = create_history(client, catalog, 6)
         files_before = list_stored_files(table)

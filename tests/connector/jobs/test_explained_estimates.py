@@ -148,8 +148,8 @@ def test_index_keeps_about_as_many_files_as_explain_estimated(client: IndexClien
 
 
 @pytest.mark.slow
-def test_proposed_layout_keeps_the_columns_of_the_policy(client: IndexClient) -> None:
-    """The policy is a property of the table or of its namespace. A new proposal must not revert an earlier proposal."""
+def test_proposed_layout_keeps_the_columns_that_the_table_is_already_clustered_by(client: IndexClient) -> None:
+    """The property `seamark.clustering.columns` names the columns. A new proposal keeps them and may add others."""
     create_table(client, np.random.default_rng(5))
     id_condition = "id BETWEEN 1000 AND 30000"
     assert ("id",) in index_layouts(client.explain("db.t", id_condition))

@@ -98,7 +98,7 @@ def read_rows_by_id(client: IndexClient, *, lineage: bool = False) -> dict[int, 
 
 
 def store_as_required(path: str, names: list[str]) -> None:
-    """Write the file again, with those columns of `names` required that have no nulls.
+    """Write the file again. Those columns of `names` that have no nulls become required.
 
     Spark writes required columns if it knows that they have no nulls.
     """

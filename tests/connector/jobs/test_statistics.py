@@ -36,7 +36,7 @@ from tests.seeds import first_seed
 
 
 def read_counts(catalog: RestCatalog, table_name: str = "db.t") -> dict[int, int]:
-    """Return the number of distinct values of the current snapshot, by field id."""
+    """Return the numbers of distinct values in the statistics file of the current snapshot, by field id."""
     metadata = catalog.load_table(table_name).metadata
     (statistics_file,) = [file for file in metadata.statistics if file.snapshot_id == metadata.current_snapshot_id]
     return {blob.fields[0]: int((blob.properties or {})["ndv"]) for blob in statistics_file.blob_metadata}

@@ -52,6 +52,7 @@ def record_reads(
     """Record one read of each column `days` days ago, of partitions that were at most `age_d` days old."""
     entry = server.run(server.components.catalog.tables.load(("db",), "t")).entry
     today = server.components.catalog.column_usage.today
+    # NAMED_COLUMNS counts reads that named their columns. The advice needs the share of these reads.
     reads = tuple((column, age_d, 1) for column in (*columns, NAMED_COLUMNS))
     server.run(server.components.store.transact([AddColumnReads(entry.uuid, today - days, reads)]))
 
@@ -63,9 +64,10 @@ def list_advised_ages(client: IndexClient, days: int = 30) -> dict[str, int]:
 def test_removal_of_a_column_is_advised_from_the_age_that_no_query_has_read(
     client: IndexClient, server: ServerThread
 ) -> None:
-    """The values of a column can be removed from the age that no query has read.
+    """If no query reads a column in partitions from some age on, its values in these partitions can be removed.
 
-    The advised age is the next one of 7, 30 and 365 days. A column of which queries have read all ages gets no advice.
+    The advised age is the lowest of 7, 30 and 365 days that no query has read. A column gets no advice if queries have
+    read all ages.
     """
     today = append_rows_by_age(client, server, DayTransform(), range(0, 400, 10))
     record_reads(client, server, 1)

@@ -49,7 +49,8 @@ SCHEMA = add_field_ids(pa.schema([("long", pa.int64()), ("text", pa.string())]))
 class SuppliedKeys:
     """The keys that a caller supplies.
 
-    `columns` has keys by column path. Other columns have the footer's key. The repr contains no key.
+    `columns` has keys by column path. All other columns must be encrypted with the footer's key. The repr contains no
+    key.
     """
 
     def __init__(
@@ -164,7 +165,7 @@ def test_file_is_encrypted_with_the_supplied_keys_of_footer_and_columns(
 ) -> None:
     """First, all columns have the footer's key, and pyarrow reads the file. Then one column has its own key.
 
-    Objects are read in blocks.
+    The second merge reads the file by range requests, as from an object store (`RangeReadStorage`).
     """
     rows = pa.table({"long": range(5000), "text": [f"t{n % 9}" for n in range(5000)]}, schema=SCHEMA)
     first_path, second_path, out = tmp_path / "1.parquet", tmp_path / "2.parquet", tmp_path / "out.parquet"

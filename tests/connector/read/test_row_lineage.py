@@ -51,8 +51,8 @@ class LineageModel:
     ) -> None:
         """Check the rows after a step.
 
-        Rows with `kept_ids` keep everything, rows with `changed_ids` keep their row ids, and rows with ids in
-        `new_ids` have row ids that were never used before.
+        Rows with `kept_ids` keep everything. Rows with `changed_ids` keep their row ids, and rows with `new_ids` have
+        row ids that were never used before. Changed and new rows have the last sequence number.
         """
         lineage_rows = read_lineage(client)
         assert lineage_rows.keys() == self.rows.keys() == kept_ids | changed_ids | new_ids, context

@@ -19,7 +19,7 @@ LONG_END = 2**63
 
 
 def _narrow(number: float) -> float:
-    """Return the number as a 32-bit float."""
+    """Return the number as a 32-bit float. Any number beyond the range of such floats becomes +inf."""
     try:
         return float(struct.unpack("<f", struct.pack("<f", number))[0])
     except OverflowError:
@@ -168,7 +168,7 @@ def _unscale(number: Decimal, scale: int) -> int:
 
 
 def are_same(first: Any, other: Any) -> bool:
-    """Return True if the values are equal bit by bit: NaN equals NaN, and -0.0 differs from 0.0."""
+    """Return whether two values have the same type and are equal. NaN equals NaN, and -0.0 differs from 0.0."""
     if isinstance(first, float) and isinstance(other, float):
         return (first != first and other != other) or struct.pack("<d", first) == struct.pack("<d", other)
     return type(first) is type(other) and bool(first == other)

@@ -128,7 +128,7 @@ class RandomQueries:
         )
 
     def _draw_inequality_query(self) -> str:
-        """Return a query that compares a column with extremes of rows, or with a column of another table."""
+        """Return a query that compares a column with a maximum or minimum, or with a column of another table."""
         column, other_column = self._rng.choice(
             (
                 *(("id", "id"), ("id", "k"), ("k", "id"), ("d", "d"), ("ts", "ts"), ("ts", "d")),
@@ -142,7 +142,7 @@ class RandomQueries:
             f"(SELECT {extreme}(q.{other_column}) FROM {rows})" for extreme in self._rng.sample(("min", "max"), 2)
         )
         between_condition = f"a.{column} BETWEEN {low} AND {high}"
-        if self._rng.random() < 0.3 and column != "x":  # Engines return different extremes of columns with NaN.
+        if self._rng.random() < 0.3 and column != "x":  # With NaN, engines return different maximums.
             extreme = self._rng.choice(("min", "max"))
             named_queries = (
                 f"WITH m AS (SELECT {extreme}(q.{other_column}) AS e FROM {rows}), n AS (SELECT e AS l FROM m)"
@@ -163,6 +163,7 @@ class RandomQueries:
                 f" {self._rng.choice((f'a.{column} {op} {low}', between_condition))}"
             )
         kind = self._rng.choice(("JOIN", "JOIN", "LEFT JOIN", "RIGHT JOIN"))
+        # The join has a second inequality, either with a sum or with the columns on the other sides.
         end = f" AND a.{column} <= b.{other_column} + 0" if column == "id" else f" AND b.{other_column} >= a.{column}"
         join_condition = f"a.{column} {op} b.{other_column}{end}"
         if column == "x":
@@ -247,8 +248,8 @@ class RandomQueries:
             (
                 f"{prefix}id {op} {number}",
                 f"{prefix}id {op} {prefix}k",
-                # A fault of Trino 483: it turns neighbours beside NULL, as in `k IN (1, 2, NULL)`, into a range, and
-                # also returns rows where k is null. So 0 and 2 are left out.
+                # A fault of Trino 483: if a list has adjacent numbers and NULL, as in `k IN (1, 2, NULL)`, it turns the
+                # numbers into a range, and also returns rows where k is null. So 0 and 2 are left out.
                 f"{prefix}k IN (1, {number}, NULL)"
                 if self._rng.random() < 0.3 and number not in (0, 2)
                 else f"{prefix}k IN (1, 3)",

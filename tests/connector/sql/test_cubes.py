@@ -192,7 +192,7 @@ class RandomAggregates:
 
     def _order_by_field(self, text: str, dimensions: list[str], outputs: list[str]) -> str:
         """Return the query, sometimes ordered by a field of a struct that has the name of a column of the table."""
-        # Only in a query without these words can ORDER BY be added, and can it mean the field or a column.
+        # With one of these words, ORDER BY cannot be added, or the name in it is not ambiguous.
         excluded_words = " AS ", " ORDER BY ", "DISTINCT ", "ROLLUP", "CUBE", "GROUPING SETS"
         if "n.name" not in outputs or "name" in outputs or any(word in text for word in excluded_words):
             return text
@@ -310,7 +310,10 @@ class CubeWorld:
             table.manage_snapshots().set_current_snapshot(parent).commit()
 
     def damage_index_file(self, *, is_deleted: bool) -> None:
-        """Delete a live index file if `is_deleted` is true. Otherwise change one bit of it."""
+        """Delete a live index file if `is_deleted` is true. Otherwise change one bit of it.
+
+        If there is no live index file, do nothing.
+        """
         index_reports = [self.client.index(self.name, f"cube{number}").json for number in range(len(self.cubes))]
         live_locations = [
             file["location"] for index in index_reports for file in index["index-files"] if file["state"] == "live"

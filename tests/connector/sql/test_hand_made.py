@@ -105,7 +105,7 @@ def test_translated_statement_returns_the_rows_of_the_original(connection: duckd
 
 
 def _differs_in_plain_duckdb(tree: exp.Expr) -> bool:
-    """Return whether plain DuckDB computes other rows than Trino.
+    """Return whether plain DuckDB may compute other rows than Trino.
 
     In Trino, a cast to a timestamp rounds to milliseconds, and rows are compared field by field, with the rules of AND
     for null.

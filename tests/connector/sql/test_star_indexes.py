@@ -172,7 +172,7 @@ class IndexedStar:
         self._client.drop_index((self.name, "facts"), name)
 
     def build(self) -> int:
-        """Build the indexes. The build refuses a dimension table with a doubled key.
+        """Build the indexes. The build refuses a dimension table in which a key occurs twice.
 
         Returns:
             The number of entries that were computed, and not copied.
@@ -243,7 +243,10 @@ class IndexedStar:
         return f"SELECT {columns} FROM {{0}}.facts{{1}} facts {' '.join(joined_tables)} WHERE {where}"
 
     def compare(self, text: str) -> str:
-        """Check that a query returns the rows that it has without plans, and return how its plan used the indexes."""
+        """Check that a query returns the same rows with and without plans, and return how its plan used the indexes.
+
+        If the tables have the tag `old`, one query in five reads their tagged snapshots.
+        """
         is_past = self.has_tag and self._rng.random() < 0.2
         answer = self._session.sql(text.format(self.name, " FOR VERSION AS OF 'old'" if is_past else ""))
         rows = count_rows(answer)
@@ -369,7 +372,7 @@ def describe_use(answer: SqlResult) -> str:
 
 
 def compare_random_queries(server: ServerThread, seed: int, query_count: int, round_count: int = 3) -> Counter[str]:
-    """Change a star schema at random in `round_count` rounds, and compare queries with their rows without plans.
+    """Change a star schema at random in `round_count` rounds, and compare the rows of queries with and without plans.
 
     If there are at least three rounds, the indexes are then defined and built again. Unless a dimension table has a
     duplicate key, they are also audited.

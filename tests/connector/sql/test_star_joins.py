@@ -491,7 +491,7 @@ def test_query_requests_a_dimension_table_that_cannot_be_loaded_once(
             answer = session.sql(REGIONS.format(sales))
             assert answer.explanation.cube == CubeSummary("by_region", 1, 3)
             assert answer.to_arrow().column(1).to_pylist() == [25, 20]
-    assert attempts == 1, "the second query groups the files"
+    assert attempts == 1, "the second query does not try again to load the dimension table"
 
 
 def test_dimension_table_with_a_duplicate_key_is_refused(server: ServerThread, star: str) -> None:

@@ -93,7 +93,10 @@ async def test_slow_login_check_delays_a_statement_only_shortly(monkeypatch: pyt
 
 
 class _Trino:
-    """A fake Trino that records the headers of the login checks, and answers each with `status`."""
+    """A fake Trino that records the headers of the login checks, and answers each with `status`.
+
+    A check requests a query that does not exist. If Trino accepts the login, it responds with the status 410.
+    """
 
     def __init__(self, status: int = 410) -> None:
         self.requests: list[CIMultiDict[str]] = []

@@ -85,7 +85,7 @@ async def test_client_gets_the_rows_of_the_rewritten_statement() -> None:
         assert (rows, error) == ([[1], [1]], None)
         assert plan_header.startswith("rewritten; scans=1; files=3/100; db.t=3/100; ms=")
         assert trino.requests == [f"SELECT x FROM lake.db.t {VERSION} WHERE x = 1"]
-        # The client requests the last page again that the proxy has read, but no earlier page.
+        # Of the pages that the proxy has read, the client requests only the last page again.
         assert trino.fetched_pages == [(0, 1), (0, 2), (0, 2), (0, 3), (0, 4)]
 
 

@@ -64,7 +64,7 @@ def test_number_of_remembered_statements_is_bounded() -> None:
 
 
 async def list_renewed_plans(trino: ScriptedTrino, has_several_coordinators: bool, slow_stage: str) -> list[str]:
-    """Run a statement, and return the plans that were renewed before its first rows.
+    """Run a statement, and return the paths of the renewal requests that were sent before its first rows.
 
     Each page of `slow_stage` takes ten seconds by a simulated clock, and the lease of a plan takes one second.
     """

@@ -83,6 +83,7 @@ async def test_plan_that_is_taken_during_its_withdrawal_is_leased_again() -> Non
         make_plans(catalog, withdrawal, (T, 1))
         await until(lambda: (T, [1], 0) in catalog.requests)
         await withdrawal.take([(T, 1)])
+        # A lease of 0 seconds withdraws the plan, and None requests the default lease.
         assert catalog.requests == [(T, [1], 0), (T, [1], None)]
         assert catalog.visible_plans == {(T, 1)}
         await asyncio.sleep(0.6)

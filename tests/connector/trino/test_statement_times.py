@@ -24,7 +24,10 @@ PAGE = "/v1/statement/executing/q1/slug/1"
 
 
 class Reports:
-    """The reported seconds, by the fingerprint of the statement."""
+    """Receives the reports of `times`, the tested object, and refuses those of the table `db.broken`.
+
+    `seconds` has the reported seconds by the fingerprint of the statement.
+    """
 
     def __init__(self) -> None:
         self.seconds: dict[str, list[float]] = {}

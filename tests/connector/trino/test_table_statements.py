@@ -113,7 +113,7 @@ async def test_client_gets_the_counts_of_the_job(jobs: SimulatedJobs) -> None:
             'EXPLAIN (TYPE VALIDATE) ALTER TABLE "lake"."db"."t" EXECUTE optimize',
             'SELECT 1 FROM "lake"."db"."t" WHERE FALSE',
         ]
-        assert trino.rules_requests == ["q1?pruned=true"] or trino.rules_requests == ["q1"]
+        assert trino.rules_requests == ["q1"]
 
 
 async def test_drop_columns_requires_the_right_to_update_each_column(jobs: SimulatedJobs) -> None:

@@ -27,6 +27,7 @@ from tests.services.trino_proxy import run_trino_proxy
         (["--trino", "http://t:1", "--trino", "http://t:1/", "--catalog", "lake"], "each of them only once"),
         (["--trino", "http://t:1", "--catalog", "lake", "--url", "s:1"], "'s:1' is not the URL of a server"),
         (["--trino", "http://t:1", "--catalog", "lake", "--tls-cert", __file__], "must be set together"),
+        # The file contains no certificate. The text of this error is not checked.
         (["--trino", "http://t:1", "--catalog", "lake", "--tls-cert", __file__, "--tls-key", __file__], ""),
         (["--trino", "http://t:1", "--catalog", "lake", "--kept-max", "2"], "--kept-max"),
     ],

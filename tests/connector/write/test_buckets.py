@@ -133,6 +133,7 @@ def test_advised_bucket_count_is_the_doubling_nearest_to_the_target_size(client:
 def test_bucket_sizes_are_advised_for_the_partition_with_the_median_byte(
     client: IndexClient,
 ) -> None:
+    """If the partitions are ordered by size, the middle byte of the table is in the partition of the advice."""
     create_upsert_table(client, spec=[("identity", 2), ("bucket[2]", 1)])
     for land, row_count in (("de", 3000), ("fr", 3000), ("it", 10), (None, 10)):
         append(client, "db.t", build_key_rows(list(range(row_count)), land))
@@ -178,8 +179,8 @@ def test_resize_changes_one_field_of_the_spec_and_nothing_else(client: IndexClie
         ("p2", "truncate[2]", 1002),
     ]
     metadata_after = load_metadata(client)
-    changed_files = {name for name in metadata_after if metadata_after[name] != metadata_before.get(name)}
-    assert changed_files <= {
+    changed_fields = {name for name in metadata_after if metadata_after[name] != metadata_before.get(name)}
+    assert changed_fields <= {
         "partition-specs",
         "default-spec-id",
         "last-partition-id",

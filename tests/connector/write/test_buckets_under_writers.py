@@ -78,7 +78,11 @@ class Writers:
         return step_count
 
     def wait_for(self, count: int) -> None:
-        """Wait until `count` further steps are committed."""
+        """Wait until `count` further steps are committed, or until the writers stop.
+
+        Raises:
+            AssertionError: The steps take more than about a minute.
+        """
         wanted_count = len(self.committed_steps) + count
         for _ in range(6000):  # With pauses of 0.01 s, the wait takes at most about a minute.
             if len(self.committed_steps) >= wanted_count or self.stop.is_set():
@@ -87,7 +91,10 @@ class Writers:
         raise AssertionError("the writers make no progress")
 
     def wait_for_both(self, steps: int) -> None:
-        """Wait until each of the two writers has committed `steps` steps."""
+        """Wait until each of the two writers has committed `steps` steps, or until the writers stop.
+
+        Only one of the writers appends.
+        """
 
         def have_both_committed() -> bool:
             appends = sum(committed.step.kind == "append" for committed in list(self.committed_steps.values()))
@@ -133,7 +140,8 @@ def make_appending_writer(seed: int) -> tuple[Callable[[int], Step], Callable[[I
 def double_buckets(client: IndexClient, writers: Writers) -> None:
     """Change the number of buckets to each number of DOUBLINGS while writers commit.
 
-    The waits for several steps give the first spec and each new spec files, which `check_files` requires.
+    Before the first change and after each change, the function waits for several steps of the writers. In this time,
+    they add files with the current spec, because `check_files` requires files of every spec.
     """
     writers.wait_for(4)
     for bucket_count in DOUBLINGS:

@@ -193,6 +193,7 @@ def test_attributes_are_read_through_keys_of_joined_tables() -> None:
     attributes = Attributes(["day", "customer.city", "nation.rank"], JOINS, FACTS.schema)
     assert attributes.columns == ["day", "customer"]
     actual_values = []
+    # `by` has the table and the column of each attribute. The first one, `day`, belongs to no joined table.
     for name, column in attributes.by[1:]:
         values = attributes.table_values(name, column).to_pylist()
         actual_values.append(

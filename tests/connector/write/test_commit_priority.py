@@ -141,7 +141,10 @@ def test_delete_by_another_column_conflicts_with_equality_deletes(
 def test_upsert_with_several_conflicts_gets_priority_over_a_stream_of_upserts(
     client: IndexClient, spec: str, mode: str
 ) -> None:
-    """The stream changes every file, so each attempt with copy-on-write conflicts, although it has other keys."""
+    """The stream changes rows of every file, but other keys than the tested upsert.
+
+    With copy-on-write, each attempt of the upsert therefore fails with a conflict.
+    """
     create_filled_table(client, 3, spec)
     with run_upsert_stream(client.url, list(range(0, 200, 2))) as stream_upsert_count:
         for number in range(3):

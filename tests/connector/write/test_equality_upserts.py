@@ -240,8 +240,8 @@ def test_equality_upsert_replaces_rows_that_a_concurrent_compaction_moved(
     create_upsert_table(client, spec=[("bucket[2]", 1)])
     append(client, "db.t", build_rows(*((key, "old") for key in range(10))))
 
-    def compact() -> None:
-        """Split the buckets as a table service does."""
+    def split_buckets() -> None:
+        """Double the number of buckets, and rewrite all files into the new buckets, as a table service does."""
         resize(client, "db.t", buckets=4)
         opened_table = open_table(client, "db.t", CURRENT)
         stored_rows = scan(client, "db.t").to_arrow()
@@ -252,7 +252,7 @@ def test_equality_upsert_replaces_rows_that_a_concurrent_compaction_moved(
         body = {"operation": "replace", "add": list(written_files.files), "remove": removed_files}
         commit(client, "db.t", {**body, "read-snapshot-id": opened_table.snapshot_id}, lambda: None)
 
-    run_before_commits(monkeypatch, compact)
+    run_before_commits(monkeypatch, split_buckets)
     report = upsert(client, "db.t", build_rows((1, "new"), (2, "new")), keys=["id"], strategy=EQUALITY)
     assert report.attempts == 2
     assert read_lands(client) == dict.fromkeys(range(10), "old") | {1: "new", 2: "new"}
@@ -272,7 +272,7 @@ def test_repeated_equality_upsert_of_a_producer_is_committed_once(client: IndexC
 
 @dataclass(frozen=True)
 class EqualityDeleteStep(Step):
-    """A step that changes rows by equality deletes instead of lookups."""
+    """A step that changes rows by equality deletes, and does not search for the stored rows."""
 
     def take(self, client: IndexClient, name: str) -> None:
         summary = {"step": str(self.number)}
@@ -319,7 +319,8 @@ def run_steps(
     steps_by_number = {step.number: step for step in draw_mixed_steps(random.Random(seed), step_count)}
     spec_count = max(1, len(shape.specs))
     if first_spec == [("identity", 2)]:
-        # Before a spec without fields exists, equality deletes by id are refused. Until then, the steps use lookups.
+        # Before a spec without fields exists, equality deletes by id are refused. Until then, the steps search for the
+        # stored rows. The spec changes during the first steps of the second round, so these steps also search.
         early_steps = [step for step in steps_by_number.values() if step.number <= step_count // spec_count + writers]
         steps_by_number |= {
             step.number: Step(step.number, step.kind, step.rows)
@@ -341,6 +342,7 @@ def run_steps(
                     assert future.exception(120) is None, f"{note}, {step}: {future.exception()!r}"
     for own_client in clients:
         own_client.close()
+    # For a table of version 2, `check_snapshots` would also read the rows with PyIceberg.
     check_snapshots(client, "t", steps_by_number, note, version=3, check_interval=check_interval, writers=writers)
 
 

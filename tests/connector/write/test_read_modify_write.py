@@ -22,7 +22,10 @@ from tests.seeds import mark_fast
 
 
 def read_snapshot_and_ts(client: IndexClient, key: int) -> tuple[int | None, int | None]:
-    """Return the snapshot that was read, and the column `ts` of a key, which the tests use as a counter."""
+    """Return the snapshot that was read, and the column `ts` of a key, which the tests use as a counter.
+
+    If no row has the key, the second value is None.
+    """
     timestamps = scan(client, "db.t", ["ts"], where=f"id = {key}")
     values = timestamps.to_arrow()["ts"].to_pylist()
     return timestamps.snapshot_id, values[0] if values else None

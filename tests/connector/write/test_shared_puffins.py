@@ -29,13 +29,13 @@ class PuffinFiles:
     """The Puffin files of a table's snapshots.
 
     Attributes:
-        live_paths: The number of live deletion vectors in the current snapshot, by file.
+        live_vector_counts: The number of live deletion vectors in the current snapshot, by file.
         marked_paths: The files with a deletion vector that any snapshot marks as removed.
         all_paths: The files of all snapshots.
     """
 
     def __init__(self, table: Table) -> None:
-        self.live_paths = Counter[str]()
+        self.live_vector_counts = Counter[str]()
         self.marked_paths: set[str] = set()
         self.all_paths: set[str] = set()
         for snapshot in table.metadata.snapshots:
@@ -50,7 +50,7 @@ class PuffinFiles:
                     if entry.status == ManifestEntryStatus.DELETED:
                         self.marked_paths.add(path)
                     elif is_current:
-                        self.live_paths[path] += 1
+                        self.live_vector_counts[path] += 1
 
 
 @pytest.mark.few_cases(1)
@@ -82,8 +82,8 @@ def test_puffin_file_is_marked_as_removed_with_its_last_vector(
             else:
                 compact(client, "db.t", policy=CompactionPolicy(1 << 20, 2))
             puffin_files = PuffinFiles(catalog.load_table("db.t"))
-            shared_count += sum(vector_count > 1 for vector_count in puffin_files.live_paths.values())
-            assert not puffin_files.marked_paths & puffin_files.live_paths.keys(), step
-            assert puffin_files.all_paths - puffin_files.live_paths.keys() <= puffin_files.marked_paths, step
+            shared_count += sum(vector_count > 1 for vector_count in puffin_files.live_vector_counts.values())
+            assert not puffin_files.marked_paths & puffin_files.live_vector_counts.keys(), step
+            assert puffin_files.all_paths - puffin_files.live_vector_counts.keys() <= puffin_files.marked_paths, step
         assert count_scanned_rows(client) == Counter((id_, id_ % 3, text) for id_, text in model.items())
         assert shared_count, "no Puffin file had two live vectors"

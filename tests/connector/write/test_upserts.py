@@ -468,6 +468,7 @@ def test_change_with_too_many_index_files_commits_only_some_of_them(
     create_upsert_table(client, properties={**BY_ID, "seamark.index.notes": "bloom(note)"})
     append(client, "db.t", build_rows((1, "a"), (2, "a"), (3, "a")))
     if mode == "unlocated":
+        # With the strategy EQUALITY, the writer does not locate the stored rows. It writes equality deletes.
         upsert(client, "db.t", build_rows((1, "b")), keys=["id"], strategy=EQUALITY)
         delete(client, "db.t", keys=pa.table({"id": [2]}), strategy=EQUALITY)
     else:

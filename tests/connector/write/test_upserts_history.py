@@ -204,7 +204,8 @@ def check_snapshots(
 ) -> None:
     """Check the rows of every `check_interval`-th snapshot and of the last with Seamark's reader.
 
-    In tables of version 2, also check a fifth of these snapshots with PyIceberg, whose reader is slower.
+    In tables of version 2, also check a fifth of these snapshots with PyIceberg, whose reader is slower. Also check
+    that each step is in exactly one snapshot.
     """
     metadata = json.loads(client.load_table(f"db.{name}", history=True).metadata)
     model: dict[int, Row] = {}
@@ -244,10 +245,10 @@ class Shape:
 
     @property
     def supports_equality_upserts(self) -> bool:
-        """Whether equality deletes by the key apply to every file, and the checks can read them.
+        """Whether equality deletes by the key apply to every file, and all readers that check the rows support them.
 
-        PyIceberg checks the rows of tables of version 2, and does not support equality deletes. With an identity
-        partition, an equality delete applies only to the files of its own partition.
+        In tables of version 2, PyIceberg also checks the rows, and it does not support equality deletes. With an
+        identity partition, an equality delete applies only to the files of the same partition.
         """
         return self.version == 3 and not any(name == "identity" for name, _ in self.specs)
 

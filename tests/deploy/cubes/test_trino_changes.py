@@ -23,7 +23,11 @@ pytestmark = [*NEEDS_TRINO, pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
 def compare_with_rows(rig: CubeRig, sql: str, context: str) -> str:
-    """Check that the proxy returns what Trino returns without it, and return how the proxy answered."""
+    """Check that a query has the same rows through the proxy and directly. Return `cube`, `rows` or `refused`.
+
+    `cube` means that the proxy read a cube. If Trino refuses the query directly, it must also refuse it through the
+    proxy.
+    """
     direct_answer, answer = (rig.read(sql, port) for port in (rig.trino.port, rig.proxy.port))
     if isinstance(direct_answer, str):  # The message may contain a part of the rewritten statement.
         assert isinstance(answer, str), f"{context}: {direct_answer}"

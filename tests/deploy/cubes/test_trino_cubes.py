@@ -86,6 +86,7 @@ def create_table_with_cube(
     rig: CubeRig, name: str, schema: pa.Schema, parts: list[pa.Table], cube: tuple[list[str], list[str]]
 ) -> None:
     """Create a table with a file for each part, and build a cube of all files except the last.
+
     `cube` has the dimensions and the measures.
     """
     dimensions, measures = cube
@@ -237,7 +238,8 @@ def test_row_filters_and_masks_of_a_table_with_a_cube_stay_in_force(rig: CubeRig
 def test_star_joins_are_answered_from_attributes(rig: CubeRig) -> None:
     """The cube groups by attributes, which are columns of dimension tables that the facts join by a key.
 
-    A row filter, a mask or a missing privilege on a dimension table has the same effect as without the cube. The
+    A row filter, a mask or a missing privilege on a dimension table has the same effect as without the cube. On
+    `areas`, Rita has a row filter and a mask on `card`. Dan may not read `card`, and Sue may not read the table. The
     outcome "cube=cube:2" means that the cube answers for two files.
     """
     schema = pa.schema([("area_id", pa.int32()), ("kind_id", pa.int64()), ("amount", pa.int64())])

@@ -162,9 +162,9 @@ def test_icebergs_clean_up_keeps_puffin_files_with_a_live_vector(lake: CleanupLa
                 for id_ in deleted_ids:
                     del model[id_]
                 puffin_files = PuffinFiles(catalog.load_table("db.t"))
-                shared_count += sum(vector_count > 1 for vector_count in puffin_files.live_paths.values())
-                assert not puffin_files.marked_paths & puffin_files.live_paths.keys()
-                assert puffin_files.all_paths - puffin_files.live_paths.keys() <= puffin_files.marked_paths
+                shared_count += sum(vector_count > 1 for vector_count in puffin_files.live_vector_counts.values())
+                assert not puffin_files.marked_paths & puffin_files.live_vector_counts.keys()
+                assert puffin_files.all_paths - puffin_files.live_vector_counts.keys() <= puffin_files.marked_paths
             append(lake.client, "db.t", build_rows([999]))
             model[999] = "999"
             lake.spark.sql(f"REFRESH TABLE {name}")

@@ -53,7 +53,7 @@ def change_conf(spark: SparkSession, **settings: str) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_broadcast(spark: SparkSession) -> Iterator[None]:
-    """Forbid broadcast joins, because the tables are small."""
+    """Forbid broadcast joins, which Spark chooses for small tables such as these."""
     with change_conf(spark, **{"spark.sql.autoBroadcastJoinThreshold": "-1"}):
         yield
 

@@ -42,7 +42,7 @@ def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def read_refusal(write: Any, *arguments: Any) -> str:
-    """Return the error text of a write that is refused, and check that it is one sentence."""
+    """Return the error text of a write that is refused, and check that it is one line."""
     with pytest.raises(AnalysisException) as error:
         write(*arguments)
     text = str(error.value)

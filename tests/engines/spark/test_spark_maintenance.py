@@ -140,8 +140,7 @@ def test_icebergs_java_library_reads_seamarks_statistics_and_manifests(
         for column, count in zip((1, 2, 5), exact_counts, strict=True):
             assert ndv[column] == pytest.approx(count, rel=0.05)
             assert sketches[column] == pytest.approx(ndv[column], abs=1)
-        # Spark's procedure makes the same sketches, because both hash the same bytes. So the union of both has the same
-        # count.
+        # Spark's procedure hashes the same bytes, so it states similar numbers of distinct values.
         tables.run_sql(f"CALL {catalog}.system.compute_table_stats(table => 'db.t')")
         statistics = _read_statistics(spark, tables)[0]
         assert {column: pytest.approx(count, rel=0.05) for column, count in statistics.items()} == ndv
@@ -185,7 +184,7 @@ def _read_statistics(
     """Return the statistics of the current snapshot, as Iceberg's Java library reads them.
 
     Returns:
-        The stated numbers of distinct values, the numbers by the sketches, and the partition statistics.
+        The stated numbers of distinct values, the estimates of the sketches, and the partition statistics.
     """
     jvm = spark._jvm
     assert jvm is not None

@@ -313,7 +313,7 @@ def test_invalid_read_options_are_refused(rig: ReaderSession) -> None:
 # Changes between snapshots
 
 
-@pytest.mark.slow  # A stream of Spark reads appended rows in a fast test.
+@pytest.mark.slow  # Another test, which is fast, reads appended rows with a stream of Spark.
 @pytest.mark.parametrize(
     ("version", "mode"), [(2, MERGE_ON_READ_PROPERTIES), (3, MERGE_ON_READ_PROPERTIES), (2, COPY_ON_WRITE)]
 )

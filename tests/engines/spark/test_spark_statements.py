@@ -283,7 +283,7 @@ def run_statements(
     Returns:
         The numbers of statements by how they ran: by Seamark, which first locates the changed rows by their file and
         position, by Iceberg, or with a failure. A statement also counts as "by key" if its rows were found by their
-        keys.
+        keys, and as "explained …" with the way that `explain` names.
     """
     name = f"{version}_{mode[:2]}_{list(LAYOUTS).index(layout)}_{seed}"
     for table_owner in (OURS, THEIRS):
@@ -333,6 +333,7 @@ def test_statements_have_the_result_of_icebergs_statements(
     rig: SparkStatementTables, layout: str, version: int, mode: str
 ) -> None:
     first_statements = STATEMENTS_BY_KEY if layout == "by id" else []
+    # The six statements of STATEMENTS_BY_KEY replace three of the four random statements. All of them but one succeed.
     counts = run_statements(rig, layout, version, mode, first_seed(), 4 - len(first_statements) // 2, first_statements)
     assert counts[LOCATED] >= max(1, len(first_statements) - 1), counts
     if first_statements:

@@ -248,9 +248,7 @@ def test_keys_are_compared_in_the_type_of_the_table(rig: UpsertTables, monkeypat
     monkeypatch.setattr(upserting, "TASK_ROWS", 2)
     rig.create("floats", columns="k double, w string, v int")
     values = "('nan', 'a'), ('0.0', 'a'), ('-0.0', 'a'), ('1.5', 'a'), ('1.5', 'b')"
-    frame = rig.spark.sql(
-        f"SELECT CAST(x AS {{kind}}) AS k, w, 0 AS v FROM VALUES {values} AS g(x, w)".replace("{kind}", "double")
-    )
+    frame = rig.spark.sql(f"SELECT CAST(x AS double) AS k, w, 0 AS v FROM VALUES {values} AS g(x, w)")
     rig.upsert(frame, "floats", keys=["k", "w"], **TASKS)
     narrow_frame = rig.spark.sql(
         f"SELECT w, CAST(x AS float) AS k, 1 AS v FROM VALUES {values}, ('nan', 'a'), ('1.5', 'c') AS g(x, w)"
@@ -274,6 +272,7 @@ def test_keys_are_compared_in_the_type_of_the_table(rig: UpsertTables, monkeypat
         (0, {"row_mode": COPY_ON_WRITE}, True),
         pytest.param(0, {"row_mode": MERGE_ON_READ}, False, marks=pytest.mark.slow),
         pytest.param(1 << 30, {"row_mode": COPY_ON_WRITE}, False, marks=pytest.mark.slow),
+        # The frame has 14 rows.
         (1 << 30, {"row_mode": COPY_ON_WRITE, "driver_rows": 13}, True),
         (1 << 30, {"row_mode": COPY_ON_WRITE, "driver_rows": 14}, False),
     ],

@@ -1,4 +1,4 @@
-"""A checker of histories of one table's head: a register changed by compare-and-swap, with unique values.
+"""A checker of histories of a table's current snapshot: a register changed by compare-and-swap, with unique values.
 
 Because values are unique and each success names the value that it replaced, only the table's own chain of snapshots can
 explain the history. So the check is exact and takes linear time, unlike in the general case (Herlihy and Wing 1990;
@@ -21,20 +21,21 @@ class Event:
     outcome: str
     """The outcome of an append is ok, conflict or unknown. The outcome of a read is ok."""
     expected_value: int | None = None
-    """The head on which an append was based."""
+    """The snapshot on which an append was based."""
     value: int | None = None
-    """The snapshot that an append adds, or the head that a read returned."""
+    """The snapshot that an append adds, or the current snapshot that a read returned."""
 
 
 def find_violations(chain: list[int], events: list[Event], initial_value: int | None = None) -> list[str]:
     """Return a text for each event that the snapshots of the table do not explain.
 
-    The list is empty if the events are linearisable: if some order of them explains all answers.
+    Other texts name snapshots that no client wrote, or report that `chain` contains a snapshot twice. The list is empty
+    if the events are linearisable: if some order of them explains all answers.
 
     Args:
         chain: The snapshots of the table, oldest first.
         events: The reads and appends of all clients, with their answers.
-        initial_value: The head before the chain.
+        initial_value: The snapshot that was current before the first one of `chain`, or None.
     """
     violations: list[str] = []
     index_by_value = {value: index for index, value in enumerate(chain)}
@@ -81,9 +82,11 @@ def _find_real_time_violations(chain: list[int], appends: dict[int | None, Event
 def _compute_window(
     head: int | None, chain: list[int], index_by_value: dict[int, int], appends: dict[int | None, Event]
 ) -> tuple[float, float]:
-    """Return (earliest time, latest time) at which `head` can have been current.
+    """Return (earliest time, latest time) at which the snapshot `head` can have been current.
 
-    This time lasts from the start of its append to the end of the append of its successor.
+    This time lasts from the start of its append to the end of the append of its successor. The earliest time is minus
+    infinity if its append is not among `appends`. The latest time is infinity if there is no acknowledged append of a
+    successor.
     """
     index = index_by_value.get(head, -1)
     earliest_s = appends[head].start_s if head in appends else float("-inf")
@@ -100,7 +103,7 @@ def _find_unfounded_conflict(
     initial_value: int | None,
 ) -> list[str]:
     if event.expected_value != initial_value and event.expected_value not in index_by_value:
-        return []  # The append was based on a head that never existed, so a conflict is right.
+        return []  # The append was based on a snapshot that was never current, so a conflict is right.
     index = -1 if event.expected_value == initial_value else index_by_value[event.expected_value]  # type: ignore[index]
     successor = appends.get(chain[index + 1]) if index + 1 < len(chain) else None
     if successor is None or successor.start_s > event.end_s:

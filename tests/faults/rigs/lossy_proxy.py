@@ -29,10 +29,9 @@ FaultChooser = Callable[[str, str], str | None]
 
 
 def make_fault_chooser(seed: int, rate: float, *, applies: Callable[[str, str], bool]) -> FaultChooser:
-    """Return a function that chooses one of FAULTS with probability `rate` for each (method, path) that `applies`
-    accepts.
+    """Print the seed, and return a function that chooses a fault for a request.
 
-    Print the seed.
+    For each (method, path) that `applies` accepts, the function chooses one of FAULTS with the probability `rate`.
     """
     print(f"lossy proxy: seed {seed}, rate {rate}")
     rng = random.Random(seed)

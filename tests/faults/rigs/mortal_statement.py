@@ -47,7 +47,10 @@ def run_killed_at(number: int, job: StatementJob, env: Mapping[str, str] | None 
 
 
 def main(number: int) -> None:
-    """Run one SQL statement, and kill this process at the event with this number."""
+    """Run one SQL statement, and kill this process at the event with this number.
+
+    An event is the start or the end of a call of a method in `EVENTS`.
+    """
     events_left = number
 
     def pass_event() -> None:

@@ -86,7 +86,10 @@ def commit_batch(spark: SparkSession, client: SeamarkClient, table: str, seed: i
 
 
 def main(url: str, table: str, checkpoint: Path, seed: int, scratch: Path) -> None:
-    """Commit batches until the file `checkpoint` with the suffix .last exists."""
+    """Commit batches until the file `checkpoint` with the suffix .last exists, and then a last batch.
+
+    After each batch, write the number of the committed batches to `checkpoint`.
+    """
     spark, client = open_session(scratch), SeamarkClient(url)
     number, is_last = 0, False
     while not is_last:

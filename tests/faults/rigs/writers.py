@@ -137,7 +137,10 @@ def run_writers(base_urls: Sequence[str], name: str, seed: int, clients: int = 4
 
 
 def wait_for_commits(recorded: RecordedOutcomes, count: int, timeout_s: float) -> bool:
-    """Wait until `count` further commits are acknowledged. Return False if they were not within `timeout_s`."""
+    """Wait until `count` further commits are acknowledged, and return whether they were within `timeout_s`.
+
+    If the clients have received an unexplained answer, return False without waiting further.
+    """
     goal, deadline = recorded.count_acknowledged() + count, time.monotonic() + timeout_s
     while recorded.count_acknowledged() < goal and not recorded.unexplained_answers:
         if time.monotonic() > deadline:

@@ -40,12 +40,12 @@ def _draw_near(*centres: int, spread: int = 3) -> st.SearchStrategy[int]:
 def _draw_bits(strategy: st.SearchStrategy[int], bits: int) -> st.SearchStrategy[int]:
     """Draw signed integers of this size: values of `strategy`, any values, and values near the limits."""
     half = 1 << bits - 1
-    edges = _draw_near(-half + 12, half - 12, spread=12)
+    edges = _draw_near(-half + 12, half - 12, spread=12)  # Up to 24 from the lowest or the highest value.
     return st.one_of(strategy, st.integers(-half, half - 1), edges).map(lambda v: max(-half, min(v, half - 1)))
 
 
 def _draw_times(units_per_us: int) -> st.SearchStrategy[int]:
-    """Draw times since 1970. Many are near the start of an hour around 1970 or in 2020.
+    """Draw times before or after the start of 1970. Many are near the start of an hour around 1970 or in 2020.
 
     Args:
         units_per_us: The number of units of a time in a microsecond: 1, or 1,000 for nanoseconds.
@@ -173,8 +173,9 @@ def compute_partition(
         spec: The partition spec.
         columns: The types of the columns by id.
         row: The values of the row by column id.
-        as_old_java: Compute it as Iceberg's Java library up to version 0.10, which rounded times before 1970 up. A long
-            column was an int column when the row was written.
+        as_old_java: Compute it as Iceberg's Java library up to version 0.10, which rounded times before 1970 up, but
+            not the days of dates. A long that fits into an int is also treated as if its column had been an int column
+            when the row was written.
     """
     values: list[Value | None] = []
     for field in spec.fields:
@@ -196,7 +197,7 @@ def compute_partition(
 
 
 def index_by_field(spec: PartitionSpec, partition: tuple[Value | None, ...]) -> dict[int, Value | None]:
-    """Return the values of `compute_partition` by field id."""
+    """Return the values of `compute_partition` by field id. A field without an id has the key 0."""
     return {field.field_id or 0: value for field, value in zip(spec.fields, partition, strict=True)}
 
 

@@ -150,7 +150,7 @@ def test_unknown_column_is_a_bad_request_that_suggests_similar_names() -> None:
 
 
 @pytest.mark.parametrize("negated", [False, True])
-def test_null_checks_fold_when_no_value_can_be_null(negated: bool) -> None:
+def test_null_check_with_a_known_result_becomes_true_or_false(negated: bool) -> None:
     def bind_null_check(name: str) -> Expression:
         null_check = {"type": "is-null", "term": name}
         return bind_json({"type": "not", "child": null_check} if negated else null_check)
@@ -429,7 +429,8 @@ def to_json(sent: Sent) -> Any:
 def is_match(sent: Sent, row: Mapping[str, tuple[Any, Exact]], *, negated: bool = False) -> bool:
     """Return whether the row matches by Iceberg's rules.
 
-    A negation applies to each predicate, so a comparison with null is false with and without negation.
+    A negation applies to each predicate. With a null, "less than" and "greater than" are false with and without
+    negation. Equality, IN and STARTS WITH are false without negation, and true with it.
     """
     match sent:
         case (bool(constant),):
@@ -460,7 +461,10 @@ def is_match(sent: Sent, row: Mapping[str, tuple[Any, Exact]], *, negated: bool 
 
 
 def holds(expression: Expression, row: Mapping[int, Any]) -> bool:
-    """Return whether a bound filter matches one row. NaN is greater than all values, as in `is_match`."""
+    """Return whether a bound filter matches one row. NaN is greater than all values, as in `is_match`.
+
+    A null matches only the operators IS_NULL, NOT_NAN, NOT_EQ, NOT_IN and NOT_STARTS_WITH.
+    """
     match expression:
         case Always(value):
             return value

@@ -143,7 +143,7 @@ def bind_as_json(filter_json: Any) -> Any:
 
 
 def normalize_answer(kind: str, answer: Any) -> Any:
-    """Return Java's JSON with the digits of fractions and floats, and the order of sets, as in Seamark's JSON."""
+    """Return Java's JSON in the form of Seamark's JSON: with padded fractions, approximate floats and sorted values."""
 
     def normalize_value(json_value: Any) -> Any:
         if kind == "float":

@@ -251,7 +251,7 @@ def test_residuals_have_the_same_values_in_pyiceberg(case: tuple[str, list[Value
         residual = encode_expression(Bound(Op.LT_EQ, 1, "c", kind, "identity", kind, (value,)))
         parsed_residual = iceberg.BooleanExpression.model_validate(json.loads(json.dumps(residual)))
         if kind not in PYICEBERG_CANNOT_BIND:
-            # PyIceberg keeps UUIDs as bytes in literals, and other values as in its conversions.
+            # PyIceberg keeps UUIDs as bytes in literals, and other values in the types that `to_pyiceberg` returns.
             assert read_bound_value(parsed_residual, KINDS[kind][0]) == (
                 value if kind == "uuid" else to_pyiceberg(kind, value)
             )

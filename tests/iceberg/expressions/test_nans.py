@@ -59,10 +59,12 @@ def test_random_expressions_match_the_rows_that_spark_matches() -> None:
         for value in values:
             for other_value in values:
                 row = {1: value, 2: other_value}
-                assert _matches(widened_filter, row, above=False) == _matches(expression, row, above=True), expression
+                assert _matches(widened_filter, row, nan_above=False) == _matches(expression, row, nan_above=True), (
+                    expression
+                )
                 if not math.isnan(value) and not math.isnan(other_value):
-                    assert _matches(remove_nan(widened_filter), row, above=False) == _matches(
-                        expression, row, above=True
+                    assert _matches(remove_nan(widened_filter), row, nan_above=False) == _matches(
+                        expression, row, nan_above=True
                     )
 
 
@@ -75,16 +77,20 @@ def _draw_expression(rng: random.Random, depth: int) -> Expression:
     return Bound(op, column, "xy"[column - 1], "double", "identity", "double", values)
 
 
-def _matches(expression: Expression, row: dict[int, float], *, above: bool) -> bool:
+def _matches(expression: Expression, row: dict[int, float], *, nan_above: bool) -> bool:
+    """Return whether the row matches. With `nan_above`, NaN is above all numbers, as in Spark.
+
+    The literal of each comparison is 3, as in `_draw_expression`.
+    """
     match expression:
         case And(children):
-            return all(_matches(child, row, above=above) for child in children)
+            return all(_matches(child, row, nan_above=nan_above) for child in children)
         case Or(children):
-            return any(_matches(child, row, above=above) for child in children)
+            return any(_matches(child, row, nan_above=nan_above) for child in children)
         case Bound(op, column_id, values=values):
             value: Any = row[column_id]
             if math.isnan(value):
-                return op in (Op.IS_NAN, Op.NOT_EQ) or (above and op in (Op.GT, Op.GT_EQ))
+                return op in (Op.IS_NAN, Op.NOT_EQ) or (nan_above and op in (Op.GT, Op.GT_EQ))
             comparisons = {Op.GT: value > 3, Op.GT_EQ: value >= 3, Op.LT: value < 3, Op.LT_EQ: value <= 3}
             return bool(values) and (comparisons | {Op.EQ: value == 3, Op.NOT_EQ: value != 3})[op]
     assert isinstance(expression, Always)

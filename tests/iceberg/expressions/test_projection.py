@@ -75,6 +75,7 @@ def test_partition_of_a_matching_row_satisfies_the_inclusive_projection(data: st
     row, spec = data.draw(draw_row(columns)), data.draw(draw_spec(columns))
     expression = data.draw(draw_expression(columns))
     assume(matches(expression, row, order_like_java) or matches(expression, row, order_like_python))
+    # Old versions of Iceberg's Java library stored other partition values, for example for times before 1970.
     partition = compute_partition(spec, columns, row, as_old_java=data.draw(st.booleans()))
     projected_predicate = project_inclusive(expression, spec)
     assert may_match(projected_predicate, index_by_field(spec, partition)), format_expression(projected_predicate)
@@ -89,6 +90,7 @@ def test_row_matches_when_its_partition_satisfies_the_strict_projection(data: st
         data.draw(draw_spec(columns)),
         data.draw(draw_predicate(columns)),
     )
+    # Old versions of Iceberg's Java library stored other partition values, for example for times before 1970.
     partition = compute_partition(spec, columns, row, as_old_java=data.draw(st.booleans()))
     projected_predicate = project_strict(request, spec)
     assume(must_match(projected_predicate, index_by_field(spec, partition)))
@@ -302,6 +304,7 @@ def is_wrapping(transform: str, kind: str) -> bool:
 
 def is_kept_by_java(bound: Bound, lower: Any, upper: Any, nulls: bool) -> bool:
     """Return whether `InclusiveMetricsEvaluator` keeps a file with these bounds of the column.
+
     If `nulls` is True, the file also has nulls.
     """
     value: Any = bound.values[0] if bound.values else None

@@ -164,7 +164,11 @@ def draw_commit(draw: st.DrawFn, metadata: TableMetadata) -> list[Json]:
 
 
 def to_comparable(metadata: PyIcebergMetadata, *, expired: bool) -> dict[str, Any]:
-    """Return the fields that must be equal in both implementations. `expired` is True after a removal of snapshots."""
+    """Return the fields that must be equal in both implementations.
+
+    After a removal of snapshots, `expired` is True. Then the snapshot log, the partition statistics and the parents of
+    snapshots may differ.
+    """
     document = {name: getattr(metadata, name) for name in type(metadata).model_fields}
     document.pop("last_updated_ms")
     # PyIceberg does not update version 1's older names, and reads them only if the new names are missing.

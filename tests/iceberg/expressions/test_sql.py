@@ -120,6 +120,7 @@ def to_row_value(kind: str, value: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def table() -> Iterator[tuple[duckdb.DuckDBPyConnection, list[Row]]]:
+    """Yield a DuckDB connection with random rows in the table `rows`, and the same rows by column id."""
     rng = random.Random(4)
     db = duckdb.connect()
     db.execute("SET TimeZone = 'UTC'")
@@ -138,6 +139,8 @@ def table() -> Iterator[tuple[duckdb.DuckDBPyConnection, list[Row]]]:
             f"INSERT INTO rows VALUES (?, {placeholders}, {struct_text})", [number, *zoned_values, inner, deep_value]
         )
         new_row: Row = {field.id: to_row_value(COLUMNS[field.name][0], values[field.name]) for field in FIELDS}
+        # Columns 50 and 52 are the structs `st` and `deep`, and True means that a struct is not null. Columns 51 and 53
+        # are the fields `in` and `y`.
         rows.append(new_row | {50: True, 51: inner, 52: True, 53: deep_value})
     yield db, rows
     db.close()
@@ -288,8 +291,8 @@ def draw_leaf(rng: random.Random) -> Sql:
         cast_text = rng.choice(["CAST(ts AS DATE)", "CAST(day AS DATE)", "CAST(tz AS DATE)"])
         return make_common_sql(f"{cast_text} {rng.choice(['=', '<', '>=', '<>'])} DATE '{day}'")
     if draw < 0.93:
-        cast_text, op = rng.choice(["ts", "day", "tz"]), rng.choice(["=", "<", ">", "<>"])
-        return make_common_sql(f"year({cast_text}) {op} {rng.choice([1969, 1970, 2024])}")
+        column_name, op = rng.choice(["ts", "day", "tz"]), rng.choice(["=", "<", ">", "<>"])
+        return make_common_sql(f"year({column_name}) {op} {rng.choice([1969, 1970, 2024])}")
     return make_common_sql(rng.choice(INCONVERTIBLE_CONDITIONS), is_fully_convertible=False)
 
 
@@ -382,7 +385,7 @@ def test_expressions_keep_the_rows_of_duckdb_over_many_predicates(
 
 
 def parse_to_json(text: str) -> Any:
-    """Return the expression, as JSON, of a predicate that an expression can represent as a whole."""
+    """Parse a predicate, check that the expression represents all of it, and return the expression as JSON."""
     parsed_sql = parse_sql(text, BOUND_TO)
     assert parsed_sql.unused == (), text
     return encode_expression(bind(parsed_sql.expression, BOUND_TO, schemas=(), case_sensitive=True))

@@ -52,7 +52,7 @@ def test_exception_of_sqlglot_is_reported_as_an_error_of_the_text(dialect: str |
         parse_statements(Dialect.get_or_raise(dialect), text)
 
 
-def test_every_sql_interface_rejects_a_text_with_too_many_readings() -> None:
+def test_every_sql_interface_rejects_a_text_that_can_be_parsed_in_too_many_ways() -> None:
     with pytest.raises(TooManyReadings):
         parse_statements(Dialect.get_or_raise("trino"), NESTED)
     with pytest.raises(StatementRefused, match="nested parts"):

@@ -124,7 +124,7 @@ def build_container(
     metadata: dict[str, str] | None = None,
     sync: bytes = SYNC,
 ) -> bytes:
-    """Return an object file of rows that are already encoded."""
+    """Return an Avro object container file of rows that are already encoded."""
     entries = {"avro.schema": json.dumps(schema), "avro.codec": codec, **(metadata or {})}
     out = b"Obj\x01" + encode_varint(len(entries))
     out += (

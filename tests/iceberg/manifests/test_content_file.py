@@ -329,7 +329,7 @@ def test_content_types_are_read_in_javas_spelling(content: str, version: int, ki
     ],
 )
 def test_unusual_but_valid_values_are_accepted(change: dict[str, Any], name: str, expected: object) -> None:
-    """The values are bounds from before a promotion, UUIDs in Java's order, lists and reserved columns."""
+    """Examples are bounds from before a promotion, UUIDs in Java's order, reserved columns and unknown fields."""
     assert getattr(decode_content_file(DATA | change, TABLES[2]), name) == expected
 
 

@@ -112,14 +112,17 @@ def compare_with_pyiceberg(case: ManifestTable, iceberg_entry: Any, entry: Manif
     assert cases.to_comparable(tuple(data_file.partition)) == cases.to_comparable(tuple(values)), case
 
 
-def read_with_java(metadata: list[str]) -> list[list[dict[str, Any]]]:
-    """Return the manifests of each table's current snapshot and their live files, as Iceberg Java reads them."""
+def read_with_java(metadata_locations: list[str]) -> list[list[dict[str, Any]]]:
+    """Return the manifests of each table's current snapshot and their live files, as Iceberg Java reads them.
+
+    `metadata_locations` has the location of each table's metadata file.
+    """
     extra_jars = ("slf4j-api-*.jar", "snappy-java-*.jar", "zstd-jni-*.jar")
     jars = [*(CACHE / "jars").glob("iceberg-spark-runtime-*.jar")]
     jars += [jar for name in extra_jars for jar in Path(pyspark.__file__).parent.glob(f"jars/{name}")]
     argv = [find_java_17(), "-Xmx512m", *SHORT_LIVED, "-cp", ":".join(map(str, jars))]
     argv.append(str(Path(__file__).with_name("ManifestPeer.java")))
-    result = subprocess.run(argv, input="\n".join(metadata).encode(), capture_output=True, timeout=200)
+    result = subprocess.run(argv, input="\n".join(metadata_locations).encode(), capture_output=True, timeout=200)
     assert result.returncode == 0, result.stderr.decode()[-3000:]
     return [json.loads(line) for line in result.stdout.splitlines()]
 

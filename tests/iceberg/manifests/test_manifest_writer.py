@@ -440,7 +440,10 @@ def test_first_row_ids_are_assigned_to_data_manifests_without_them() -> None:
 
 
 def test_files_inherit_first_row_ids_in_the_order_of_their_manifest() -> None:
-    """By the specification ("First Row ID Inheritance"), existing files of upgraded tables also have no ids."""
+    """By the specification ("First Row ID Inheritance"), existing files of upgraded tables can have no ids.
+
+    These files then inherit ids as added files do.
+    """
     case = build_table(3)
     old_entry_fields = {"status": EXISTING, "snapshot_id": 1, "sequence_number": 1}
     entries = [

@@ -17,8 +17,10 @@ UNASSIGNED_LETTERS = "\u0378\U0010ffff\ua7dd"
 def list_cased_characters() -> str:
     """Return all characters that Python's `lower` or `upper` changes."""
     # Surrogates, from U+D800 to U+DFFF, are not characters.
-    points = (chr(point) for point in range(0x110000) if not 0xD800 <= point <= 0xDFFF)
-    return "".join(point for point in points if point != point.lower() or point != point.upper())
+    characters = (chr(point) for point in range(0x110000) if not 0xD800 <= point <= 0xDFFF)
+    return "".join(
+        character for character in characters if character != character.lower() or character != character.upper()
+    )
 
 
 def draw_texts(rng: random.Random, count: int) -> list[str]:
@@ -26,7 +28,7 @@ def draw_texts(rng: random.Random, count: int) -> list[str]:
 
 
 def draw_text(rng: random.Random) -> str:
-    letters = [
+    alphabets = [
         rng.choice(
             [
                 COMMON_CHARACTERS,
@@ -38,11 +40,11 @@ def draw_text(rng: random.Random) -> str:
             ]
         )
     ]
-    letters += [
+    alphabets += [
         rng.choice([COMMON_CHARACTERS, UNUSUAL_LETTERS, MARKS, list_cased_characters()])
         for _ in range(rng.randrange(7))
     ]
-    return "".join(rng.choice(letter) for letter in letters)
+    return "".join(rng.choice(alphabet) for alphabet in alphabets)
 
 
 def change_case(rng: random.Random, text: str) -> str:

@@ -42,11 +42,15 @@ class Equations:
 
     def __init__(self) -> None:
         self._representatives: dict[int, int] = {}
+        """Another code point of the same class, by code point. The representative of a class has no entry."""
         self._replacements: dict[int, tuple[int, ...]] = {}
-        # This block has the combining marks. The iota is kept, because its upper case is a letter.
+        """The several code points that replace a code point, by this code point."""
+        # The Unicode block from U+0300 to U+036F has the combining marks. The iota is kept, because its upper case is a
+        # letter.
         self._omitted_points = set(range(0x300, 0x370)) - {_IOTA_BELOW}
 
     def fold(self, points: Iterable[int]) -> list[int]:
+        """Return the code points after case folding: replaced, and without combining marks."""
         folded_points: list[int] = []
         for point in points:
             while point in self._representatives:
@@ -85,7 +89,8 @@ class Equations:
 def _compute_rank(point: int) -> tuple[bool, bool, int]:
     """Return a sort key. The first character by this key represents the characters that differ from it only in case.
 
-    An ASCII letter precedes a lower-case letter, which precedes all others; equal kinds are ordered by code point.
+    Lower-case ASCII letters are first, then other lower-case letters, then all other characters. Within each of these
+    groups, the order is that of the code points.
     """
     text = chr(point)
     return not (text.isascii() and text.islower()), unicodedata.category(text) != "Ll", point
@@ -138,7 +143,7 @@ def _format_constant(name: str, text: str, comment: str) -> str:
 
 
 def _find_runs(changes: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int, int]]:
-    """Yield runs of code points with the same change, each 1 or 2 after the previous code point.
+    """Yield runs of code points with the same change and the same distance, which is 1 or 2.
 
     Args:
         changes: Pairs of a code point and the difference to its folded code point, in ascending order.

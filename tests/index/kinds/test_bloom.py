@@ -152,6 +152,8 @@ def test_many_distinct_hashes_are_counted_exactly() -> None:
 def test_bloom_filter_wastes_at_most_a_quarter(fpp: float) -> None:
     hash_count = compute_hash_count(fpp)
     for keys in [*range(300, 5_000, 7), 10**6, 9_999_999]:
+        # A size has at least 256 bits, and only its three highest bits may be 1. So it exceeds the needed bits by at
+        # most a quarter.
         bit_count = keys * -hash_count / math.log(1 - fpp ** (1 / hash_count))
         bits = compute_filter_bits(keys, fpp)
         assert bit_count <= bits < max(bit_count * 1.25 + 64, 257)
@@ -322,7 +324,7 @@ def test_bytes_from_another_position_are_rejected() -> None:
 
 @pytest.fixture(scope="module")
 def undamaged_index() -> tuple[bytes, list[Any], Any]:
-    """Return a Bloom index of files with few and many values, a hash of each file, and the answers for the hashes."""
+    """Return a Bloom index of files with few and many values, the hash of one value of each file, and the answers."""
     files = draw_values_of_files(4, [12] * 150 + [70] * 9 + [400, 5_000])
     blob = encode_blob([build_filter(build_long_keys(values)) for values in files])
     hashes = [hash_value(int(values[0])) for values in files]

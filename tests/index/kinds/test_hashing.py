@@ -71,7 +71,7 @@ NULL_MARK, NAN_MARK = b"\xff\xff\xff\xff", b"\xfe\xff\xff\xff"
 
 
 def encode_row(kinds: list[str], row: tuple[Any, ...]) -> bytes:
-    """Return the hashed bytes of a composite key: the length and the bytes of each value, or a mark."""
+    """Return the hashed bytes of a composite key: the length and bytes of each value, or a mark of null or NaN."""
     encoded_row = b""
     for kind, value in zip(kinds, row, strict=True):
         if value is None:

@@ -54,7 +54,10 @@ VALUES: dict[str, st.SearchStrategy[Value]] = {
 
 
 def append_spans(kind: str, values: list[Value | None], heap: bytearray) -> Spans:
-    """Append the values as Iceberg's single-value binaries to `heap`, and return their spans."""
+    """Append the values as Iceberg's single-value binaries to `heap`, and return their spans.
+
+    A null has the length -1.
+    """
     starts, lengths = [], []
     for value in values:
         data = None if value is None else encode_single_value(kind, value)
@@ -71,6 +74,13 @@ def to_byte_array(heap: bytes | bytearray) -> npt.NDArray[np.uint8]:
 def pack_spans(
     kind: str, heap: bytes | bytearray, spans: Spans, *, absent_low: bool
 ) -> tuple[PackedColumn, Packed] | None:
+    """Pack the bounds that `spans` locate in the bytes `heap`, or return None if no bound can be packed.
+
+    With `absent_low`, a missing bound is ordered before all bounds, otherwise after them.
+
+    Returns:
+        The packed column, and the description of its form and position.
+    """
     packer = Packer(to_byte_array(heap), len(spans.starts))
     number = packer.bounds(get_packer_type_code(kind), spans.starts, spans.lengths, absent_low=absent_low)
     memory = np.frombuffer(packer.pack(), dtype=np.uint8)
@@ -91,7 +101,7 @@ def pack_bounds(
 @pytest.mark.parametrize("kind", VALUES)
 @settings(max_examples=examples(40))
 @given(data=st.data())
-def test_every_value_and_gap_is_unchanged_after_packing(kind: str, data: st.DataObject) -> None:
+def test_every_value_and_null_is_unchanged_after_packing(kind: str, data: st.DataObject) -> None:
     values = data.draw(st.lists(st.one_of(st.none(), VALUES[kind]), min_size=1, max_size=40))
     column, packed_span = pack_bounds(kind, values, absent_low=data.draw(st.booleans()))
     if column is None or packed_span is None:
@@ -227,16 +237,19 @@ def test_presence_mask_marks_the_values_that_exist() -> None:
     doubles = np.array([math.nan, 0.1, -math.inf, 7.0])
     presence = np.array([1, 0, 1, 0], dtype=np.uint8)
     packer = Packer(to_byte_array(b""), 4)
-    numbers = [packer.longs(longs, presence, absent_low=True), packer.doubles(doubles, presence, absent_low=False)]
+    column_numbers = [
+        packer.longs(longs, presence, absent_low=True),
+        packer.doubles(doubles, presence, absent_low=False),
+    ]
     memory = np.frombuffer(packer.pack(), dtype=np.uint8)
-    masks = []
-    for number in numbers:
+    packed_columns = []
+    for number in column_numbers:
         packed_span = packer.packed(number)
         assert packed_span is not None
-        masks.append(PackedColumn(memory, Packed(*packed_span), 4))
-    assert [masks[0].read_key(row) for row in range(4)] == [MISSING, None, 9, None]
-    assert str([masks[1].read_key(row) for row in range(4)]) == "[nan, None, -inf, None]"
-    assert (masks[1].packed.low, masks[1].packed.high) == (-math.inf, math.inf)
+        packed_columns.append(PackedColumn(memory, Packed(*packed_span), 4))
+    assert [packed_columns[0].read_key(row) for row in range(4)] == [MISSING, None, 9, None]
+    assert str([packed_columns[1].read_key(row) for row in range(4)]) == "[nan, None, -inf, None]"
+    assert (packed_columns[1].packed.low, packed_columns[1].packed.high) == (-math.inf, math.inf)
 
 
 SPREADS = [

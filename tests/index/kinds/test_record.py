@@ -471,12 +471,12 @@ def test_reader_of_the_documented_format_finds_every_entry() -> None:
     found_entries = []
     for number in range(pages):
         page = blob[4096 * number : 4096 * (number + 1)]
-        page_sum, page_number, zero = struct.unpack_from("<QII", page)
+        page_sum, entry_count, zero = struct.unpack_from("<QII", page)
         assert (page_sum, zero) == (compute_checksum(page[8:], number), 0)
         # A page of 4,096 bytes has a header of 16 bytes and up to 170 entries of 24 bytes.
-        assert page_number == (170 if number < 8 else 1500 - 8 * 170)
-        assert not any(page[16 + 24 * page_number :])
-        page_entries = [struct.unpack_from("<QQII", page, 16 + 24 * index) for index in range(page_number)]
+        assert entry_count == (170 if number < 8 else 1500 - 8 * 170)
+        assert not any(page[16 + 24 * entry_count :])
+        page_entries = [struct.unpack_from("<QQII", page, 16 + 24 * index) for index in range(entry_count)]
         assert page_entries[0][0] == fences[number]
         found_entries += page_entries
     pairs = [zip(hi.tolist(), lo.tolist(), strict=True) for hi, lo in rows]

@@ -67,7 +67,7 @@ def list_live_paths(client: IndexClient) -> list[Path]:
 
 
 @pytest.mark.few_cases(1)
-def test_toy_index_is_built_merged_listed_and_prunes_files(client: IndexClient) -> None:
+def test_index_of_an_added_kind_is_built_merged_listed_and_prunes_files(client: IndexClient) -> None:
     assert client.explain("db.t", "id = 40").files == FILES
     assert client.index("db.t", INDEX).health == "behind"
     build_index(client)
@@ -89,7 +89,7 @@ def test_toy_index_is_built_merged_listed_and_prunes_files(client: IndexClient) 
 
 
 @pytest.mark.few_cases(1)
-def test_plan_with_the_toy_index_keeps_every_matching_row(client: IndexClient) -> None:
+def test_plan_with_an_index_of_an_added_kind_keeps_every_matching_row(client: IndexClient) -> None:
     build_index(client)
     with open_catalog(client.url) as catalog:
         for expected in (0, 40, FILES * ROWS - 1, FILES * ROWS):
@@ -98,7 +98,7 @@ def test_plan_with_the_toy_index_keeps_every_matching_row(client: IndexClient) -
 
 
 @pytest.mark.few_cases(1)
-def test_server_checks_the_parameters_and_columns_of_the_toy_kind(client: IndexClient) -> None:
+def test_server_checks_the_parameters_and_columns_of_an_added_kind(client: IndexClient) -> None:
     for kind, parameters in (
         (SIGNATURE.name, {"width": 4.0}),
         (SIGNATURE.name, {"fpp": 0.1}),
@@ -139,12 +139,12 @@ def test_audit_finds_a_signature_of_another_file(client: IndexClient) -> None:
 
 
 @pytest.mark.few_cases(1)
-def test_damaged_toy_blob_is_quarantined_and_widens_the_plan(client: IndexClient) -> None:
+def test_damaged_index_of_an_added_kind_is_quarantined_and_plans_keep_all_files(client: IndexClient) -> None:
     build_index(client)
     (path,) = list_live_paths(client)
     data = bytearray(path.read_bytes())
     offset = open_index_file(bytes(data), path.as_uri()).header.offset
-    data[offset + 40] ^= 1
+    data[offset + 40] ^= 1  # Any byte of the index data will do.
     path.unlink()
     path.write_bytes(data)
     assert client.explain("db.t", "id = 40").files == FILES
@@ -165,7 +165,7 @@ def test_files_of_the_example_index_kind_are_deleted_with_their_definition(
 
 
 @pytest.mark.slow
-def test_command_and_http_schema_include_the_toy_kind() -> None:
+def test_command_and_http_schema_include_an_added_kind() -> None:
     """The test uses a separate process, because the command and the schema are built when their modules are loaded."""
     script = """
 from seamark.formats.index.kinds.kinds import KINDS

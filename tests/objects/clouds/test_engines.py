@@ -94,8 +94,8 @@ def test_spark_trino_and_pyiceberg_share_a_table_in_google_cloud_storage(
 
     warehouse = f"{google_storage.create_bucket()}/lake"
     with start_server(tmp_path, warehouse, google_storage.make_settings()) as server:
-        # The server sends the address of the emulator, and states that it needs no token. Each query returns the number
-        # of rows and the largest id.
+        # The server sends the address of the emulator, and states that the emulator needs no token. Each query
+        # returns the number of rows and the largest id.
         assert "rows:501:5000" in run_spark(tmp_path, server.base_url, _WRITE_STATEMENTS + _COUNT_QUERY, {})
         key_file = tmp_path / "key.json"
         key_file.write_text(json.dumps(google_storage.make_service_account()))

@@ -155,12 +155,14 @@ def test_sas_issued_within_half_of_a_lifetime_expire_at_the_same_time() -> None:
 
 def test_client_loads_a_table_again_before_its_keys_end() -> None:
     assert compute_keys_stamp(Settings(), 0) == ""
+    # Answers contain the same SAS for half of its lifetime of 3600 s, so it is always valid for the other half.
     sas_settings = Settings(azure_client_access="sas", cloud_keys_s=3600)
     assert (
         compute_keys_stamp(sas_settings, 0)
         == compute_keys_stamp(sas_settings, 1_799_999)
         != compute_keys_stamp(sas_settings, 1_800_000)
     )
+    # A client may reuse an answer with a token for 60 s (`REUSE_MS`).
     token_settings = Settings(gcs_client_access="token")
     assert (
         compute_keys_stamp(token_settings, 0)

@@ -81,6 +81,7 @@ async def test_file_without_a_record_count_has_no_identity(
     table.commit(1, [table.write_manifest("a", [1, 2])])
     ids = compute_view_file_ids(await planner.view(table.metadata, ScanRequest()))
     assert ids.has_identity.tolist() == [False, True]
+    # As an unsigned number, the record count -1 is 2**64 - 1.
     wrapped_ids = compute_file_ids([uncounted_file.path], [uncounted_file.size], np.array([2**64 - 1], dtype=np.uint64))
     assert not ids.mark_files_in(wrapped_ids).any()
 

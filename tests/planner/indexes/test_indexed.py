@@ -193,6 +193,11 @@ def test_index_on_lower_answers_equality_and_prefixes_of_the_column() -> None:
 @pytest.mark.parametrize("indexed_function", ["lower", "upper"])
 @pytest.mark.parametrize("function", ["lower", "upper"])
 def test_index_on_lower_or_upper_answers_filters_on_either_function(function: str, indexed_function: str) -> None:
+    """Both indexes contain texts with folded case.
+
+    All texts with a character that Unicode does not assign have the same key, `UNKNOWN_CASE` (U+10FFFF). It is unknown
+    which of these texts are equal without case, so the index does not answer a function's filter on such a text.
+    """
     term = {"type": "transform", "transform": function, "term": "name"}
     index = {"l": f"bitmap({indexed_function}(name))"}
     in_filter = {"type": "in", "term": term, "values": ["Straße", "STRASSE", "ab"]}
@@ -217,6 +222,10 @@ def test_index_on_lower_or_upper_answers_filters_on_either_function(function: st
 
 
 def test_composite_key_index_receives_folded_values() -> None:
+    """The index on lower(name) contains texts with folded case, and one key for all texts whose folding is unknown.
+
+    The constant `UNKNOWN_CASE` is this key.
+    """
     term = {"type": "transform", "transform": "upper", "term": "name"}
     predicates = list_predicates(
         project_filter(
@@ -411,7 +420,7 @@ async def open_planner_with_remote_indexes(
 ) -> tuple[Planning, RecordingObjects]:
     """Return a planner that probes index files of any size by range reads, and the storage of the planner.
 
-    Reads of the whole index file `path` wait.
+    Reads of the whole index file `path` wait until `resume` of the storage is called.
     """
     stores: list[RecordingObjects] = []
 
@@ -500,12 +509,12 @@ async def test_plan_with_remote_bitmaps_waits_no_longer_than_its_limit(
     request_count = len(storage.ranges)
     monkeypatch.setattr(planning.planner._index_selection, "_wait_s", 0.3)
 
-    async def return_nothing(location: str, start: int, length: int) -> bytes:
+    async def wait_forever(location: str, start: int, length: int) -> bytes:
         storage.ranges.append(location)
         await asyncio.Event().wait()
         return b""
 
-    monkeypatch.setattr(storage, "read_range", return_nothing)
+    monkeypatch.setattr(storage, "read_range", wait_forever)
     async with asyncio.timeout(60):
         scan = await indexed_plans.scan(planning, build_and_filter(build_eq_filter(12), build_eq_filter(14)))
     assert (list_file_numbers(scan), scan.complete) == ([1], False)
@@ -644,6 +653,10 @@ async def test_bitmap_with_a_different_row_count_is_ignored(indexed_plans: Index
 
 
 async def test_diverged_copies_of_a_table_keep_separate_index_definitions(indexed_plans: IndexedPlans) -> None:
+    """The copy has the same UUID and properties, but the names of its columns `id` and `day` are exchanged.
+
+    So the definition of index k, which names the column `day`, means another column in the copy.
+    """
     table = await indexed_plans.create(b="bitmap(id)", k="bitmap(day)")
     await table.index("b", FILES)
     planning = await indexed_plans.open_planning()
@@ -658,5 +671,5 @@ async def test_diverged_copies_of_a_table_keep_separate_index_definitions(indexe
     for _ in range(2):
         scan = await planning.planner.bind_and_plan(other_metadata, swapped_request, entry)
         assert (list_file_numbers(scan), [use.name for use in scan.indexes]) == ([], ["k"])
-        own_tasks = await indexed_plans.scan(planning, build_and_filter(build_eq_filter(13), build_eq_filter(15)))
-        assert {use.name for use in own_tasks.indexes} == {"b"}
+        own_scan = await indexed_plans.scan(planning, build_and_filter(build_eq_filter(13), build_eq_filter(15)))
+        assert {use.name for use in own_scan.indexes} == {"b"}

@@ -56,7 +56,7 @@ from tests.planner.lakes.indexing import (
     open_planning,
     register_lake,
 )
-from tests.planner.lakes.judge import LAKES_PER_BATCH, JudgedTask, judge, plan_with_java, plan_with_seamark
+from tests.planner.lakes.judge import LAKES_PER_BATCH, SeamarkTask, judge, plan_with_java, plan_with_seamark
 from tests.planner.lakes.lake import DataFile, Lake
 from tests.planner.lakes.literal_forms import FORMS
 from tests.planner.lakes.predicates import (
@@ -146,13 +146,13 @@ def _replace_with_indexed_values(rng: random.Random, indexed_lake: IndexedLake, 
         indexed_lake.lake.schemas[case.snapshot.schema_id] if case.uses_names_of_snapshot else indexed_lake.lake.schema
     )
     tree = draw_indexed_filter(rng, indexed_lake, schema)
-    or_rng = random.Random(repr(tree))
+    or_rng = random.Random(repr(tree))  # A separate generator, so that the later draws of `rng` do not change.
     if or_rng.random() < 0.15:  # Indexes evaluate one alternative, and statistics may evaluate the other.
         tree = {"type": "or", "left": tree, "right": draw_filter(or_rng, indexed_lake.lake, schema, depth=2)}
     return replace(case, filter=to_json(tree, rng.choice(FORMS)), java_filter=to_json(tree, "java"))
 
 
-Plans = list[dict[str, JudgedTask]]
+Plans = list[dict[str, SeamarkTask]]
 
 
 async def _plan_cases(
@@ -265,7 +265,7 @@ def draw_conditions(rng: random.Random, lake: Lake, count: int) -> Iterator[list
     """
     # The name of an index ends with b and the id of its column.
     covered_columns = {name.rpartition("b")[2] for name in define_exact_bitmaps(lake)}
-    while count:  # Conditions that do not suit are drawn again.
+    while count:  # Conditions without an exact answer, or with a repeated column, are drawn again.
         conditions = [_draw_condition(rng, lake, covered_columns) for _ in range(rng.choice([1, 2]))]
         if None not in conditions and len(set().union(*map(list_columns, conditions))) == len(conditions):
             count -= 1
@@ -288,7 +288,10 @@ def _draw_condition(rng: random.Random, lake: Lake, covered_columns: set[str]) -
 def find_matching_files(
     lake: Lake, files: Sequence[DataFile], predicates: Sequence[Any], clients: Sequence[FloatOrder]
 ) -> set[str]:
-    """Return the paths of the files with a row that satisfies each predicate for some client."""
+    """Return the paths of the files with a row that satisfies each predicate for some client.
+
+    The client can differ between the predicates.
+    """
     names = Names(lake.schema)
     return {
         file.path
@@ -338,6 +341,8 @@ async def _check_exact_plans(planning: Planning, indexed_lake: IndexedLake, coun
         request = replace_struct(request, nan_above=has_nan_above)
         scan = await planning.planner.bind_and_plan(indexed_lake.metadata, request, entry)
         predicate_count = len(collect_predicates(bound))
+        # Binding removes a predicate that is always true or false for its type. Such filters are not compared here.
+        # A condition with the member `left` has two predicates.
         if isinstance(bound, Bound | And | Or) and predicate_count != sum(1 + ("left" in item) for item in conditions):
             counts["decided by its type"] += 1
             continue

@@ -52,7 +52,7 @@ def draw_filter(rng: random.Random) -> tuple[Any, set[int]]:
 async def plan_until_ended(
     planning: Planning, table: IndexedTable, rng: random.Random, end_event: asyncio.Event
 ) -> int:
-    """Plan at least PLANS_MIN times until `end_event` is set, and return the number of plans.
+    """Plan until `end_event` is set, and more than PLANS_MIN times. Return the number of plans.
 
     Raises:
         AssertionError: A plan lacks a file with a matching row.

@@ -8,9 +8,9 @@ from tests.index.test_definitions import build_table
 
 
 def test_names_of_columns_are_read_only_for_a_filter_that_names_an_attribute() -> None:
-    """An attribute is a column of a dimension table that an index on the fact table has, named like the index.
+    """An index on a fact table may contain a column of a dimension table. This attribute has the name of the index.
 
-    A table may have hundreds of schemas with a thousand columns, and the event loop would read their names.
+    A table may have hundreds of schemas with a thousand columns. Reading all names would occupy the event loop.
     """
     schemas = tuple(
         Schema((Field(1, "shop", False, "int"), Field(2, name, False, "int")), schema_id=number)

@@ -324,6 +324,8 @@ async def test_extreme_of_some_rows_is_bounded_by_files_in_which_all_rows_match(
         assert await plan_files("=", "max", 3, exact=False) == [0, 1, 2, 3, 4, 5, 6, 7, 8]
         assert await plan_files(">", "max", 3, exact=False) == [*range(10)]
         assert await plan_files("<", "max", 9) == []  # The maximum of no rows is null.
+        # Deletes remove the rows of the first file, so it proves nothing. The third file proves that the maximum is at
+        # least 2.
         await dimension.commit(deletes=[dimension.write_position_deletes(files[0], [0, 1])])
         assert await plan_files("=", "max", 3) == [2, 3, 4, 5, 6, 7, 8]
 
@@ -366,7 +368,8 @@ async def test_unreadable_join_alternative_disables_pruning_by_the_other_alterna
         api, rng = Api(server), random.Random(2)
         fact = await create_table(rng, api, "fact", FACT, 5)
         days = await create_table(rng, api, "days", DIMENSIONS["days"], 1)
-        # DuckDB reads the day 2**31 - 1 as infinity.
+        # The server reads this table with DuckDB, which reads the day 2**31 - 1 as infinity. The server uses only times
+        # in the years 1 to 9999, so it does not use the table.
         far_day = days.write_file([{**dict.fromkeys(DIMENSIONS["days"]), "day": 2**31 - 1, "x": 0}])
         await days.commit([far_day])
         queries = [
@@ -380,7 +383,10 @@ async def test_unreadable_join_alternative_disables_pruning_by_the_other_alterna
 
 
 async def test_join_on_years_beyond_four_digits_prunes_no_file(tmp_path: Path) -> None:
-    """Timestamps reach the year 294247, for which every engine computes a year."""
+    """Timestamps reach the year 294247, and every engine computes this year.
+
+    If a year of the dimension is beyond 1 to 9999, the join is skipped, because engines store infinity there.
+    """
     async with run_server(tmp_path) as server:
         api, rng = Api(server), random.Random(3)
         fact = await create_table(rng, api, "fact", FACT, 5)

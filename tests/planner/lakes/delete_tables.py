@@ -73,5 +73,5 @@ def build_specs() -> list[PartitionSpec]:
 
 
 def read_positions(view: TableView) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return the positions of all data files of a planner's view, in the order of its manifests."""
+    """Return the entry ids of all data files of a planner's view, in the order of its manifests."""
     return np.concatenate([np.empty(0, dtype=np.int64), *map(view.list_block_entry_ids, range(len(view.blocks)))])

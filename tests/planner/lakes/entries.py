@@ -125,6 +125,11 @@ def read_data_files(manifests: Sequence[Record], version: int) -> dict[str, Reco
 
 
 def assert_same(record: Record, original_record: Record, context: str) -> None:
+    """Check that a rewritten manifest entry has the values of the original entry.
+
+    These differences are allowed: the status EXISTING (0), the case of the file format, a date in the units of the type
+    to which its column was promoted, and a decimal with another number of bytes.
+    """
     record, original_record = dict(record), dict(original_record)
     partition, original_partition = record.pop("partition"), original_record.pop("partition")
     assert partition.keys() == original_partition.keys(), context

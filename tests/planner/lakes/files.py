@@ -155,6 +155,13 @@ class FileMaker:
         return row
 
     def _fill_row(self, fields: tuple[Field, ...], row_choices: _RowChoices, row: Row, *, absent: bool) -> None:
+        """Set the value of each field in `row`. A struct that is present has the value True, and its fields follow.
+
+        Lists and maps get no value.
+
+        Args:
+            absent: Whether a parent struct is null, so that all fields are null.
+        """
         rng = self._rng
         for field in fields:
             if isinstance(field.kind, tuple):
@@ -179,6 +186,7 @@ class FileMaker:
         """Return an equality delete file for the partition of a live file, or for all partitions.
 
         The key has one or two columns, and most keys are those of live rows. Return no file if no column can be a key.
+        Also return no file if there is neither a live file nor an unpartitioned spec.
         """
         rng = self._rng
         # No equality deletes on floats: NaN and the zeros are not valid keys.
@@ -220,7 +228,7 @@ class FileMaker:
         return self._rng.choice(self._pools[column.id])
 
     def make_position_deletes(self, files: list[DataFile]) -> list[DeleteFile]:
-        """Return a position delete file for one data file, or for several data files of one partition.
+        """Return a list with a position delete file for one data file, or for several data files of one partition.
 
         Its bounds of the path are complete, are truncated to 16 characters, or are missing.
         """

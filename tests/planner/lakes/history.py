@@ -213,7 +213,7 @@ class _History:
         self._replace(branch, "overwrite" if added_files else "delete", ids, self._group(added_files))
 
     def _compact(self, branch: str) -> None:
-        """Replace the files of one partition by one file.
+        """Replace the files of one partition by one file. A branch without data files gets an append.
 
         From version 2 on, the new file has the latest sequence number of the replaced files, which is older than the
         commit.
@@ -238,9 +238,9 @@ class _History:
             live_entries = [entry for entry in manifest.entries if entry.status != DELETED]
             if any(id(entry.file) in removed_ids for entry in live_entries):
                 rewritten.append(
-                    [self._carry_entry(entry.file, id(entry.file) in removed_ids) for entry in live_entries]
+                    [self._carry_entry(entry.file, is_deleted=id(entry.file) in removed_ids) for entry in live_entries]
                 )
-            elif live_entries or self.rng.random() < 0.5:
+            elif live_entries or self.rng.random() < 0.5:  # A manifest without live files may be kept or omitted.
                 kept_manifests.append(manifest)
         self._commit(branch, operation, kept_manifests, rewritten + added_entries)
 
@@ -250,7 +250,10 @@ class _History:
         return Entry(DELETED if is_deleted else EXISTING, snapshot_id, file.sequence, file.file_sequence, file)
 
     def _rewrite_manifests(self, branch: str) -> None:
-        """Merge manifests of one spec into a manifest that has only EXISTING entries."""
+        """Merge the manifests of one spec and one content into a manifest that has only EXISTING entries.
+
+        If the manifests have no live files, no manifest replaces them. A branch without manifests gets an append.
+        """
         groups: dict[tuple[int, int], list[Manifest]] = {}
         for manifest in self.heads[branch].manifests:
             groups.setdefault((manifest.content, manifest.spec_id), []).append(manifest)

@@ -54,7 +54,12 @@ CALENDAR = ("year", "month", "day", "hour")
 
 
 def build_array(kind: str, values: Sequence[Any]) -> pa.Array:
-    """Return a column of an Iceberg type as a Parquet reader returns it; values have the form of `kinds.py`."""
+    """Return a column of an Iceberg type as a Parquet reader returns it.
+
+    Args:
+        kind: The Iceberg type.
+        values: Decimals are unscaled integers, dates are days, and times are micro- or nanoseconds. UUIDs are bytes.
+    """
     name = strip_parameters(kind)
     if name == "decimal":
         precision, scale = parse_decimal(kind)
@@ -114,12 +119,12 @@ def draw_definitions(rng: random.Random, lake: Lake) -> dict[str, str]:
             options = [] if fpp is None else [f"fpp={fpp}"]
             properties[f"{PREFIX}i{number}"] = f"{kind}({', '.join(texts + options)})"
         else:
-            json_text: dict[str, Any] = {
+            document: dict[str, Any] = {
                 "kind": kind,
                 "columns": texts,
                 "field-ids": [item.id for item in chosen_columns],
             }
-            properties[f"{PREFIX}i{number}"] = json.dumps(json_text if fpp is None else {**json_text, "fpp": fpp})
+            properties[f"{PREFIX}i{number}"] = json.dumps(document if fpp is None else {**document, "fpp": fpp})
     return properties
 
 
@@ -246,7 +251,10 @@ class IndexedLake:
     async def add(
         self, definition: IndexDefinition, files: Iterable[tuple[ListedFile, Any]], *, remove: Sequence[str] = ()
     ) -> str:
-        """Write and register an index file with the entries of these data files."""
+        """Write and register an index file with the entries of these data files, and return its location.
+
+        It replaces the index files with the locations `remove`.
+        """
         listed_files = list(files)
         self.written_count += 1
         path = self.folder / f"{self.written_count:04d}.puffin"
@@ -331,7 +339,7 @@ async def index_randomly(rng: random.Random, indexed_lake: IndexedLake) -> None:
     """Write index files of some data files for each definition, and merge some of them.
 
     An index file may have a definition for an older schema, in which a column has another type. Only files with the
-    same definition are merged. Some of the merged index files are deleted from the disk.
+    same definition are merged. In some cases, the files that were merged are then deleted from the disk.
     """
     for definition in indexed_lake.definitions:
         files = list_data_files(indexed_lake.lake)
@@ -383,7 +391,10 @@ async def _index_some_files(
 def _build_entries_of_replaced_files(
     rng: random.Random, definition: IndexDefinition, entries: Sequence[tuple[ListedFile, Any]]
 ) -> list[tuple[ListedFile, Any]]:
-    """Return entries for earlier files of the same paths, with a different size or row count and no common row."""
+    """Return entries for earlier files of some of the paths, with a different size or row count and no common row.
+
+    About a tenth of the paths have such an entry.
+    """
     replaced_entries = []
     for index_entry, _ in entries:
         if rng.random() < 0.1:
@@ -428,9 +439,13 @@ async def open_planning(
     wrap: Callable[[ObjectStore], ObjectStore] = lambda inner: inner,
     **options: Any,
 ) -> AsyncIterator[Planning]:
-    """Open a planner with indexes, which waits for index files without a time limit.
+    """Open a planner with indexes, which waits for index files for up to a minute by default.
 
     Args:
+        folder: The folder of the server's home and warehouse.
+        registry: The registry of index files.
+        clock: The clock of the planner. The default is the clock of the system.
+        wrap: Returns the storage that the indexes use.
         options: Settings of the server.
     """
     settings = Settings(
@@ -495,9 +510,9 @@ class IndexedTable:
         return {1: pa.array([10 * number + 2 * (row // 2) for row in range(10)], pa.int64())}
 
     async def index(self, index: str | IndexDefinition, numbers: Iterable[int], *, remove: Sequence[str] = ()) -> Path:
-        """Write and register an index file for the data files with these numbers.
+        """Write and register an index file for the data files with these numbers, and return its path.
 
-        `index` is a definition or its name.
+        `index` is a definition or its name. The new file replaces the index files with the locations `remove`.
         """
         definition = self.definitions[index] if isinstance(index, str) else index
         entries = []

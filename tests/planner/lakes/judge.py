@@ -59,14 +59,14 @@ CLIENTS = (IEEE_FLOAT_ORDER, JAVA_FLOAT_ORDER, SPARK_FLOAT_ORDER)
 
 
 @dataclass(frozen=True)
-class JudgedTask:
+class SeamarkTask:
     """One file of Seamark's plan: the names of its delete files, and the residual's JSON, or None if it is omitted."""
 
     deletes: list[str]
     residual: Any
 
 
-async def plan_with_seamark(planner: Planner, case: ScanCase, entry: Entry | None = None) -> dict[str, JudgedTask]:
+async def plan_with_seamark(planner: Planner, case: ScanCase, entry: Entry | None = None) -> dict[str, SeamarkTask]:
     """Plan a case with Seamark, check that the JSON of the answer equals the plan, and return the tasks by file path.
 
     Args:
@@ -92,10 +92,10 @@ async def plan_with_seamark(planner: Planner, case: ScanCase, entry: Entry | Non
         residual = scan.compute_residual(row)
         if residual == FALSE:
             continue  # A file with the residual FALSE is not in the answer.
-        plan[path] = JudgedTask(deletes, encode_expression(residual))
+        plan[path] = SeamarkTask(deletes, encode_expression(residual))
         # A residual that cannot be bound by name is omitted: the client uses the filter (REST spec, `FileScanTask`).
         is_named = make_bindable(residual, metadata.current_schema) == residual
-        expected_tasks[path] = JudgedTask(deletes, encode_expression(residual) if is_named else None)
+        expected_tasks[path] = SeamarkTask(deletes, encode_expression(residual) if is_named else None)
     try:
         tasks_by_path = _parse_answer(scan)
     except NotAcceptable:
@@ -121,7 +121,7 @@ def _format_delete_name(block: Block, row: int) -> str:
     return path if offset is None else f"{path}#{offset}"
 
 
-def _parse_answer(scan: ScanPlan) -> dict[str, JudgedTask]:
+def _parse_answer(scan: ScanPlan) -> dict[str, SeamarkTask]:
     """Return the plan as parsed from its JSON.
 
     Raises:
@@ -134,18 +134,21 @@ def _parse_answer(scan: ScanPlan) -> dict[str, JudgedTask]:
         offset = delete.get("content-offset")
         deletes.append(delete["file-path"] if offset is None else f"{delete['file-path']}#{offset}")
     return {
-        task["data-file"]["file-path"]: JudgedTask(
+        task["data-file"]["file-path"]: SeamarkTask(
             [deletes[index] for index in task.get("delete-file-references", ())], task.get("residual-filter")
         )
         for task in tasks
     }
 
 
-def judge(case: ScanCase, tasks: dict[str, JudgedTask], java_plan: JavaPlan, unfiltered_plan: JavaPlan) -> Counter[str]:
+def judge(
+    case: ScanCase, tasks: dict[str, SeamarkTask], java_plan: JavaPlan, unfiltered_plan: JavaPlan
+) -> Counter[str]:
     """Check a plan, and count the situations that occurred.
 
     `CLIENTS` are the three orders of floats: zeros are equal (IEEE 754), -0.0 is less than 0.0 (Java), and NaN is the
-    greatest value (Spark). A plan must be correct for all clients, for those of Spark only if `is_nan_greatest`.
+    greatest value (Spark). A plan must be correct for the first two. It must be correct for Spark only if the case has
+    `is_nan_greatest`.
 
     Args:
         java_plan: Java's plan with the filter of the case.
@@ -194,7 +197,7 @@ def judge(case: ScanCase, tasks: dict[str, JudgedTask], java_plan: JavaPlan, unf
 
 
 def _check_deletes(
-    case: ScanCase, file: DataFile, task: JudgedTask, expected: list[bool], java_plan: JavaPlan, counts: Counter[str]
+    case: ScanCase, file: DataFile, task: SeamarkTask, expected: list[bool], java_plan: JavaPlan, counts: Counter[str]
 ) -> None:
     """Check that a planned file has all delete files that it needs, and no delete file that Java leaves out.
 
@@ -213,7 +216,8 @@ def _check_deletes(
     )
     counts["deletes needed"] += len(needed_deletes)
     counts["deletes named"] += len(deletes)
-    # The least long means "no bound" in Seamark, so that Java may omit more deletes of this file.
+    # The least long means "no bound" in Seamark, so Java may omit more deletes of this file. If Java fails, there
+    # is no plan to compare with.
     if java_plan.error or _is_bounded_by_the_least_long(file):
         return
     if not any(_may_java_omit_needed_delete(case, delete) for delete in applicable.values()):

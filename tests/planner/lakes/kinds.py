@@ -63,7 +63,7 @@ def widen_kind(rng: random.Random, kind: str) -> str | None:
 def draw_pool(rng: random.Random, kind: str, size: int) -> list[Value]:
     """Return at most `size` distinct values for rows, without NaN.
 
-    Some values are extremes of the type or neighbours of extremes.
+    Some values are the minimum or maximum of the type, or next to it.
     """
     values = [_draw_value(rng, kind) for _ in range(size)]
     distinct_values = {(repr(value) if isinstance(value, float) else value): value for value in values}
@@ -97,7 +97,7 @@ def _draw_value(rng: random.Random, kind: str) -> Value:
         return b"\xff" * size
     if draw < 0.25:
         return b"\x00" * size
-    if draw < 0.6:  # The texts have a long common prefix.
+    if draw < 0.6:  # The values have a long common prefix.
         return (b"\x7f\xff\x80" * size)[: max(0, size - 1)] + rng.randbytes(min(1, size))
     return rng.randbytes(size)
 
@@ -114,9 +114,14 @@ def get_limits(kind: str) -> tuple[int, int]:
 
 
 def _draw_integer(rng: random.Random, kind: str) -> int:
+    """Return a random value of a type whose values are integers.
+
+    Most values are near a common value, which is zero, noon, or 19,000 days after 1970 (in January 2022).
+    """
     minimum, greatest = get_limits(kind)
     middle = {"date": 19_000, "time": DAY_US // 2, "timestamp": 19_000 * DAY_US, "timestamptz": 19_000 * DAY_US}
     centre = middle.get(kind, 19_000 * DAY_US * 1000 if kind in NANOSECOND_TYPES else 0)
+    # The typical distance between two values, which is an hour for times.
     unit = {"date": 30, "int": 10, "long": 10, "decimal": 5}.get(strip_parameters(kind), 3_600_000_000)
     unit *= 1000 if kind in NANOSECOND_TYPES else 1
     draw = rng.random()

@@ -72,7 +72,7 @@ class DeleteFile(ContentFile):
 
     @property
     def name(self) -> str:
-        """The path, for a deletion vector with the offset, because several vectors share a file."""
+        """The path. For a deletion vector, the offset follows it, because several vectors can share a file."""
         return self.path if self.content_offset is None else f"{self.path}#{self.content_offset}"
 
     @property
@@ -121,7 +121,7 @@ class Lake:
 
     @cached_property
     def all_columns(self) -> dict[int, LakeColumn]:
-        """The columns of all schemas by id, each from the newest schema that has it."""
+        """The columns of all schemas, by column id. If several schemas have a column, the highest schema id decides."""
         columns: dict[int, LakeColumn] = {}
         for schema in sorted(self.schemas.values(), key=lambda schema: schema.id):
             columns |= schema.list_columns()

@@ -64,7 +64,10 @@ def _format_fraction(kind: str, value: Fraction) -> Any:
 
 
 def _format_timestamp(kind: str, value: int, form: str) -> Any:
-    """Return the JSON of a timestamp: a text, or an integer if a text cannot represent it or for Java.
+    """Return the JSON of a timestamp: a text or an integer.
+
+    It is an integer if a text cannot represent the time. In Java's form, it is also an integer if the time is a whole
+    number of microseconds.
 
     Args:
         kind: The type of the column.

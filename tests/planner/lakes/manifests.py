@@ -117,7 +117,13 @@ def _build_list(element_id: int, kind: str) -> dict[str, Any]:
 def build_partition_record(
     fields: tuple[PartitionField, ...], kinds: dict[int, str], *, plain_days: bool
 ) -> dict[str, Any]:
-    """Return the Avro record of a spec's partition values. `kinds` are the source types by column id."""
+    """Return the Avro record of a spec's partition values.
+
+    Args:
+        fields: The fields of the spec.
+        kinds: The source types by column id.
+        plain_days: The values of the transform `day` have Avro's type int, without its logical type.
+    """
     avro_fields = []
     for part in fields:
         kind = build_avro_type(infer_result_kind(part.transform, kinds[part.source]), f"p{part.id}")
@@ -250,7 +256,7 @@ def build_manifest_bytes(
     return out.getvalue()
 
 
-def list_schema(version: int, style: Style) -> dict[str, Any]:
+def build_manifest_list_schema(version: int, style: Style) -> dict[str, Any]:
     summary = [
         _build_field("contains_null", 509, "boolean"),
         _build_field("contains_nan", 518, "boolean", optional=True),
@@ -309,6 +315,6 @@ def encode_manifest_list(
             record |= {name + count_suffix: files, f"{name}_rows_count": rows}
         records.append(record)
     out = BytesIO()
-    schema = fastavro.parse_schema(list_schema(version, style))
+    schema = fastavro.parse_schema(build_manifest_list_schema(version, style))
     fastavro.writer(out, schema, records, codec=style.codec, metadata=header)
     return out.getvalue()

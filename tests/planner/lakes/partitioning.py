@@ -58,7 +58,8 @@ def apply(transform: str, kind: str, value: Any) -> Any:
 
 
 @lru_cache(maxsize=200_000)
-def _apply_transform(transform: str, kind: str, value: Any, _: bool) -> Any:
+def _apply_transform(transform: str, kind: str, value: Any, is_boolean: bool) -> Any:
+    """Return the transformed value. The argument `is_boolean` only gives True and 1 separate entries in the cache."""
     name = strip_parameters(transform)
     if name == "bucket":
         return (mmh3.hash(_to_hash_bytes(kind, value)) & 0x7FFFFFFF) % parse_width(transform)
@@ -81,7 +82,7 @@ def has_hour(kind: str, value: int) -> bool:
 
 
 def to_micros(kind: str, value: int) -> int:
-    """Return a timestamp in microseconds, rounded down. Its unit is nanoseconds or microseconds, by its type."""
+    """Return a timestamp in microseconds, rounded down. The type `kind` says whether `value` is in nanoseconds."""
     return value // 1000 if kind in NANOSECOND_TYPES else value
 
 

@@ -87,10 +87,13 @@ class Names:
 
 
 def matches(expression: Any, row: Mapping[int, Any], names: Names, float_order: FloatOrder = IEEE_FLOAT_ORDER) -> bool:
-    """Return whether a row satisfies a filter by a client's rules for zeros and NaN.
+    """Return whether a row satisfies a filter.
 
     Args:
+        expression: The filter as JSON.
         row: The values by column id.
+        names: The columns by the names that the filter uses.
+        float_order: How the client compares zeros and NaN.
     """
     return _matches(expression, row, names, float_order, negated=False)
 
@@ -150,7 +153,7 @@ def _make_comparison_key(value: Any, kind: str, float_order: FloatOrder) -> Any:
 
 @dataclass(frozen=True)
 class Literal:
-    """A literal that has not been converted to a client's form."""
+    """A literal of a random filter, before `to_json` converts it to the JSON of one client."""
 
     kind: str
     value: Any
@@ -269,7 +272,7 @@ def _draw_literal(
 
 
 def _draw_near(rng: random.Random, kind: str, value: Any) -> Any:
-    """Return a value near `value`, an extreme of the type, or a value that the type cannot represent."""
+    """Return a value near `value`, the least or greatest value of the type, or a value that it cannot represent."""
     name = strip_parameters(kind)
     if isinstance(value, bool):
         return not value
@@ -330,7 +333,10 @@ def is_judged_otherwise_by_java(expression: Any, names: Names, lake: Lake) -> bo
 
 
 def list_literals(expression: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (column, literal as in JSON) for each predicate of a filter on a column itself."""
+    """Yield (column, literal as in JSON) for each predicate of a filter on a column itself.
+
+    The literal is None for a predicate without a literal, and once more after the literals of a list.
+    """
     if not isinstance(expression, dict):
         return
     if isinstance(expression.get("term"), str):

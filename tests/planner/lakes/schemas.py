@@ -158,6 +158,10 @@ class SchemaMaker:
         return self._rename_uniquely(new_fields)
 
     def _drop(self, fields: tuple[Field, ...], _: int, keep: set[int]) -> tuple[Field, ...]:
+        """Drop a random field without columns of `keep`. At least one primitive field stays.
+
+        The format version, which other changes need, has no effect.
+        """
         free_fields = [
             field for field in fields if not keep & {column.id for column in _list_columns((field,), "", ())}
         ]
@@ -165,8 +169,6 @@ class SchemaMaker:
         if len(free_fields) == 0 or len(primitive_fields) < 2:
             return fields
         dropped_field = self._rng.choice(free_fields)
-        if isinstance(dropped_field.kind, str) and len(primitive_fields) == 1:
-            return fields
         self._dropped_names.append(dropped_field.name)
         return tuple(field for field in fields if field is not dropped_field)
 
@@ -214,5 +216,8 @@ def _change_fields(fields: tuple[Field, ...], field_id: int, change: Callable[[F
 
 
 def _has_simple_default(kind: str) -> bool:
-    """Return whether the JSON form of a default is simple. Times and infinite floats are tested elsewhere."""
+    """Return whether the JSON form of a default is simple.
+
+    It is not simple for floats, which can be infinite, and for times. Their defaults are tested elsewhere.
+    """
     return kind in ("boolean", "int", "long", "string", "uuid", "binary") or kind.startswith(("fixed", "decimal"))

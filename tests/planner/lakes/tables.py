@@ -102,7 +102,10 @@ class Table:
         return DataFile(path, DATA, "PARQUET", 0, (day,), 10, 10_000, metrics, split_offsets=[4])
 
     def commit(self, snapshot_id: int, manifests: Sequence[Manifest]) -> Path:
-        """Commit a snapshot, and return the path of its manifest list."""
+        """Write the manifest list of a snapshot, and return its path.
+
+        Also add the snapshot to the snapshots of the table in memory.
+        """
         path = self.folder / "metadata" / f"snap-{snapshot_id}.avro"
         header = {"format-version": "2", "snapshot-id": str(snapshot_id)}
         rows = [(manifest, None) for manifest in manifests]

@@ -46,7 +46,7 @@ def find_block_file(folder: Path) -> Path:
 
 
 def read_columns(data: bytes) -> tuple[int, list[Packed]]:
-    """Read the block of decoded manifests in a file.
+    """Read the block in a file, which is a decoded manifest.
 
     Returns:
         The offset of the values in the file, and where each stored column is. Columns with equal values share them.
@@ -119,7 +119,11 @@ async def test_only_the_columns_that_plans_read_of_a_mapped_block_count_as_memor
         planner.check_invariants()
 
 
-async def test_decoded_block_counts_in_full_until_it_is_mapped(folder: Path, table: Table) -> None:
+async def test_decoded_block_counts_in_full_as_memory_until_its_file_is_mapped(folder: Path, table: Table) -> None:
+    """A block has the entries of a manifest. It is decoded in memory, and then written to the cache folder.
+
+    When the planner has mapped the file into memory, only the columns that plans read count.
+    """
     shutil.rmtree(folder / "home")
     async with open_test_planner(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
         scan = await planner.bind_and_plan(
@@ -129,7 +133,9 @@ async def test_decoded_block_counts_in_full_until_it_is_mapped(folder: Path, tab
         path = find_block_file(folder / "home")
         await until(lambda: planner.read_stats().live_bytes < path.stat().st_size / 2)
         path.unlink()
-        assert list_file_numbers(scan) == list(range(700, 901)), "the mapping must outlive the name of the file"
+        assert list_file_numbers(scan) == list(range(700, 901)), (
+            "the mapped file must be readable after its path is deleted"
+        )
         assert await plan_file_numbers(planner, table.metadata) == list(range(FILES))
         assert planner.read_stats().decoded == 1
 
@@ -149,7 +155,7 @@ async def test_damaged_directory_is_rejected_when_the_block_is_opened(folder: Pa
             assert planner.read_stats().decoded == 1, offset
 
 
-async def test_damaged_file_is_deleted_when_no_view_uses_the_block(folder: Path, table: Table) -> None:
+async def test_damaged_file_is_replaced_when_no_plan_uses_the_block(folder: Path, table: Table) -> None:
     path = find_block_file(folder / "home")
     content = path.read_bytes()
     arrays_offset, packed_columns = read_columns(content)

@@ -210,7 +210,10 @@ async def test_plan_after_a_prepared_commit_reads_nothing_from_storage(tmp_path:
 
 
 async def test_only_small_commits_to_tables_in_memory_are_prepared(tmp_path: Path) -> None:
-    """To prepare a commit, the planner decodes the manifests of the new snapshot before the next plan."""
+    """To prepare a commit, the planner decodes the manifests of the new snapshot before the next plan.
+
+    The decoded manifests of a snapshot are its view.
+    """
     snapshot_table, cold_table = (
         SnapshotTable(tmp_path / "t", random.Random(1)),
         SnapshotTable(tmp_path / "cold", random.Random(2)),
@@ -239,7 +242,8 @@ async def test_only_small_commits_to_tables_in_memory_are_prepared(tmp_path: Pat
         ) == build_view_key(new_metadata)
         assert planner.read_stats().decoded == decoded_count + 1
         needed_bytes = planner.read_stats().live_bytes + planner.read_stats().added_bytes
-    # The check before the view is made estimates more than the view needs, so even the whole size is too small.
+    # Before it makes the view, the planner estimates more bytes than the view needs. So a budget of the needed bytes
+    # (a share of 1.0) is also too small.
     for share in (0.5, 0.9, 1.0):
         async with open_test_planner(tmp_path, plan_memory_bytes=int(needed_bytes * share)) as planner:
             await plan_table(planner, old_metadata)
@@ -300,7 +304,10 @@ class OffsetMonotonicClock(SystemClock):
 
 
 def test_planned_tables_are_remembered_for_minutes_and_plans_replace_prepared_views() -> None:
-    """`note` records that a plan used a view, and `note_prepared` that a view was made before a plan needs it."""
+    """A view has the decoded manifests of a snapshot.
+
+    `note` records that a plan used a view, and `note_prepared` that a view was made before a plan needs it.
+    """
     clock = OffsetMonotonicClock()
     tables = PlannedTables(clock)
     assert tables.is_empty
@@ -370,7 +377,7 @@ async def test_commits_to_planned_tables_are_decoded_before_the_next_plan(tmp_pa
         assert server.components.planner.read_stats().decoded == 6
 
 
-async def test_commits_of_another_replica_are_prepared(tmp_path: Path) -> None:
+async def test_manifests_of_commits_of_another_replica_are_decoded_before_the_next_plan(tmp_path: Path) -> None:
     shared_settings: dict[str, Any] = {
         "database": f"sqlite:///{tmp_path}/shared.db",
         "warehouse": f"file://{tmp_path}/w",

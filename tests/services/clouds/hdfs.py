@@ -30,7 +30,11 @@ class HdfsCluster:
 
 @contextmanager
 def run_hdfs(folder: Path) -> Iterator[HdfsCluster]:
-    """Start a cluster, and yield it."""
+    """Start a cluster of HDFS, and yield it.
+
+    Raises:
+        ServiceFailed: HDFS is not installed.
+    """
     if not any(_JARS.glob("hadoop-client-minicluster-*.jar")):
         raise ServiceFailed("HDFS is not installed; run `make hdfs`")
     port, log = choose_free_port(), folder / "hdfs.log"

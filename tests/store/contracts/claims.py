@@ -107,6 +107,7 @@ class ClaimsContract(StorePair):
 
     async def test_claims_belong_to_the_uuid_until_its_last_name_is_removed(self, store: GeneratorStore) -> None:
         uuid = "uuid-of-t"
+        # The claim stays after a rename, a drop, an early release and a restoration.
         await store.transact([build_claim(uuid, "s3://b/t"), CreateEntry(make_entry("t"))])
         await store.transact([RenameEntry(TABLE, NS, "t", NS, "moved")])
         dropped_entry = DroppedEntry(
@@ -116,11 +117,14 @@ class ClaimsContract(StorePair):
         await store.transact([ReleaseLocations(uuid)])
         await store.transact([RestoreEntry("d", NS, "back")])
         assert await list_locations(store, uuid) == ["s3://b/t"]
+        # A purge ends with the release of the claim.
         await store.transact([DropEntry(TABLE, NS, "back", keep=dropped_entry)])
         await store.transact([ForgetDropped("d", unshared=True)])
         assert await list_locations(store, uuid) == ["s3://b/t"], "the purge has not finished"
         await store.transact([ReleaseLocations(uuid)])
         assert await list_locations(store, uuid) == []
+        # After a drop that keeps no name, the claim belongs to a retained entry. New entries of its namespace may use
+        # its location.
         await store.transact([build_claim(uuid, "s3://b/t"), CreateEntry(make_entry("t"))])
         await store.transact([DropEntry(TABLE, NS, "t")])
         assert await list_locations(store, uuid) == ["s3://b/t"], "the files of the entry are not deleted yet"
@@ -135,9 +139,11 @@ class ClaimsContract(StorePair):
         assert not await store.may_reuse_location(uuid, ("other",), "t")
         with pytest.raises(BadRequest, match="overlaps"):
             await store.transact([build_claim("v", "s3://b/t/in")])
+        # The entry is listed if its files were not checked since the given time. At most 9 entries are listed.
         assert await store.list_unchecked(5, 9) == [retained_entry]
         await store.transact([RecordRetainedCheck(uuid, 7)])
         assert (await store.list_unchecked(7, 9), await store.list_unchecked(8, 9)) == ([], [retained_entry])
+        # If the table returns under its name, the retained entry is removed.
         await store.transact([build_claim(uuid, "s3://b/t", returns=True), CreateEntry(make_entry("t"))])
         assert await store.list_retained(None, None, 9) == []
         await store.transact([DropEntry(TABLE, NS, "t")])

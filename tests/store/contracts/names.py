@@ -227,6 +227,7 @@ class NamesContract(StorePair):
             await other_store.transact([swap_after])
         await store.transact([EndPriority(entry.uuid, "slow")])
         await other_store.transact([swap_after])
+        # A drop of the table ends the priority, so another process can get it for a new entry with the same UUID.
         await other_store.transact([TakePriority(entry.uuid, "fast", 60_000), DropEntry(TABLE, NS, "t")])
         await other_store.transact([CreateEntry(entry), TakePriority(entry.uuid, "slow", 60_000)])
 

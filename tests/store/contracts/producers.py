@@ -74,7 +74,7 @@ class ProducersContract(StorePair):
         assert await store_with_tables.load_producer("uuid-of-u", "p") == ProducerState(1, 3, 9)
         assert await store_with_tables.load_producer("uuid-of-u", "P") is None
 
-    async def test_committed_sequence_undoes_the_pointer_swap_of_its_repeat(
+    async def test_repeated_sequence_of_a_producer_rolls_back_the_whole_transaction(
         self, store_with_tables: GeneratorStore
     ) -> None:
         swap = make_swap("t", "file:///w/t/0.json", "file:///w/t/1.json")

@@ -1,4 +1,4 @@
-"""The contract of pointer stores for additional warehouses: their records, and the state of a catalog."""
+"""The contract of pointer stores for further warehouses: their records, and the state of a catalog."""
 
 from __future__ import annotations
 

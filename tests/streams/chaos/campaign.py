@@ -129,18 +129,19 @@ class CampaignOutcome:
 
     seconds: float
     faults: Counter[str]
-    statuses: Counter[str]
+    answers: Counter[str]
+    """The number of answers to appends for each status."""
     reads: Counter[str]
-    failures: Counter[str]
+    failed_reads: Counter[str]
     rows: int
     changes: int
 
     def describe(self) -> str:
         counters = {
             "faults": self.faults,
-            "answers": self.statuses,
+            "answers": self.answers,
             "reads": self.reads,
-            "refused reads": self.failures,
+            "failed reads": self.failed_reads,
         }
         lines = [f"{self.seconds:.0f} s; {self.rows:,} rows and {self.changes:,} changes of keys acknowledged"]
         return "\n".join(lines + [f"{name}: {dict(counter.most_common(12))}" for name, counter in counters.items()])
@@ -259,7 +260,7 @@ def _flush(url: str, table: str) -> bool:
 
 
 def scan_files_by_duckdb(rig: ChaosRig, url: str, table: str) -> Counter[tuple[Any, ...]]:
-    """Return the rows in the files of the last flush. DuckDB reads them without a server."""
+    """Return the rows in all files of the table. DuckDB reads them without a server."""
     with RestCatalog("chaos", uri=url) as catalog:
         location = catalog.load_table(f"db.{table}").metadata_location
     columns = "producer, number" if table == "t" else "id, value"

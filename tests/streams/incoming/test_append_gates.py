@@ -121,7 +121,7 @@ async def test_commit_waits_for_an_append_that_the_log_writes(
 ) -> None:
     """A gate stops appends to a stream while a commit changes how its rows are written.
 
-    The commit adds a required column, and removes the schema of the rows. They could not be flushed after it.
+    The commit adds a required column, and removes the schema of the rows. After it, these rows could not be flushed.
     """
     async with open_stream_server(tmp_path) as stream:
         schema = Schema(NestedField(1, "id", LongType()), NestedField(2, "name", StringType()))

@@ -248,7 +248,7 @@ def test_small_file_that_needs_much_memory_is_refused_before_it_is_decoded(
 
 
 def test_file_within_the_memory_limit_is_read() -> None:
-    """Each of the 2,000 items takes one byte in the file, and more than twenty columns in memory."""
+    """Each of the 2,000 items takes one byte in the file, and becomes a row of more than twenty columns in memory."""
     item_types = [build_record("int", *["null"] * 20, name="Wide"), ["null", build_record(*["double"] * 50, name="D")]]
     schema = build_record(*(build_array_type(kind) for kind in item_types), "string")
     text = encode_items(20_000, b"a")[:-1]  # A string is encoded as an array of bytes without the last zero byte.

@@ -50,23 +50,23 @@ async def stream(tmp_path: Path) -> AsyncIterator[StreamServer]:
         yield stream
 
 
-async def create_letters(stream: StreamServer, schema: Schema = LETTERS, **properties: str) -> None:
+async def create_dead_letter_table(stream: StreamServer, schema: Schema = LETTERS, **properties: str) -> None:
     await asyncio.to_thread(
         stream.catalog.create_table, "db.t_errors", schema, properties={ENABLED: "true", **properties}
     )
 
 
-async def read_letters(stream: StreamServer) -> list[dict[str, Any]]:
+async def read_dead_letter_rows(stream: StreamServer) -> list[dict[str, Any]]:
     return await asyncio.to_thread(lambda: stream.catalog.load_table("db.t_errors").scan().to_arrow().to_pylist())
 
 
 async def test_invalid_row_is_written_to_the_dead_letter_table_with_the_reason(stream: StreamServer) -> None:
-    await create_letters(stream)
+    await create_dead_letter_table(stream)
     lines = [b'{"id": 1}', b'{"id": "x"}', b"{", b'{"id": 2, "town": 1}', b"[3]", b'{"name": "a"}', b'{"id": 4}']
     status, answer = await stream.send(b"\n".join(lines), LINES, "?producer=p&sequence=0")
     assert (status, answer["rows"], answer["rejected"]) == (200, 2, 5)
     assert await stream.ids() == [1, 4]
-    letters = await read_letters(stream)
+    letters = await read_dead_letter_rows(stream)
     assert [letter["raw"].encode() for letter in letters] == lines[1:6]
     assert {(letter["producer"], letter["table"]) for letter in letters} == {("p", "db.t")}
     assert all(letter["time"] is not None for letter in letters)
@@ -76,37 +76,37 @@ async def test_invalid_row_is_written_to_the_dead_letter_table_with_the_reason(s
         assert not letter["reason"].startswith("Row")
     status, answer = await stream.send(b"\n".join(lines), LINES, "?producer=p&sequence=0")
     assert answer["duplicate"]
-    assert len(await read_letters(stream)) == 5
+    assert len(await read_dead_letter_rows(stream)) == 5
 
 
 async def test_request_with_too_many_unfit_rows_is_refused(
     stream: StreamServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await create_letters(stream)
+    await create_dead_letter_table(stream)
     monkeypatch.setattr(prepared_rows, "REJECTED_ROWS_MAX", 3)
     status, text = await stream.send_and_read_error(json.dumps([{"id": 1}, *[{"id": "x"}] * 4]).encode())
     assert (status, "More than 3 rows do not fit" in text) == (400, True)
-    assert (await stream.ids(), await read_letters(stream)) == ([], [])
+    assert (await stream.ids(), await read_dead_letter_rows(stream)) == ([], [])
     await stream.post({"id": 1}, *[{"id": "x"}] * 3)
-    assert (await stream.ids(), len(await read_letters(stream))) == ([1], 3)
+    assert (await stream.ids(), len(await read_dead_letter_rows(stream))) == ([1], 3)
 
 
 async def test_invalid_arrow_row_is_written_to_the_dead_letter_table(stream: StreamServer) -> None:
-    await create_letters(stream)
+    await create_dead_letter_table(stream)
     ids = pa.array([1, None, 3], pa.int64())
     status, answer = await stream.send(encode_arrow(id=ids, name=["a", "b", "c"]), ARROW)
     assert (status, answer["rows"], answer["rejected"]) == (200, 2, 1)
     assert await stream.ids() == [1, 3]
-    assert [json.loads(letter["raw"]) for letter in await read_letters(stream)] == [{"id": None, "name": "b"}]
+    assert [json.loads(letter["raw"]) for letter in await read_dead_letter_rows(stream)] == [{"id": None, "name": "b"}]
 
 
 async def test_arrow_value_without_a_python_equivalent_is_a_dead_letter(stream: StreamServer) -> None:
-    await create_letters(stream)
+    await create_dead_letter_table(stream)
     days = pa.array([0, 1 << 30], pa.int32()).view(pa.date32())
     body = encode_arrow(id=pa.array([1, None], pa.int64()), name=["a", "b"], day=days)
     status, answer = await stream.send(body, ARROW)
     assert (status, answer["rows"], answer["rejected"]) == (200, 1, 1)
-    (letter,) = await read_letters(stream)
+    (letter,) = await read_dead_letter_rows(stream)
     assert json.loads(letter["raw"]).keys() == {"id", "name", "day"}
 
 
@@ -117,17 +117,17 @@ async def test_request_is_refused_if_dead_letter_table_cannot_store_rows(stream:
         return text
 
     assert "db.t_errors does not exist" in await read_reason()
-    await create_letters(stream, Schema(NestedField(1, "raw", StringType())))
+    await create_dead_letter_table(stream, Schema(NestedField(1, "raw", StringType())))
     assert "has no column reason" in await read_reason()
     await asyncio.to_thread(stream.catalog.drop_table, "db.t_errors")
     wrong_schema = Schema(NestedField(1, "raw", IntegerType()), NestedField(2, "reason", StringType()))
-    await create_letters(stream, wrong_schema)
+    await create_dead_letter_table(stream, wrong_schema)
     assert "the column raw of another type than string" in await read_reason()
     await asyncio.to_thread(stream.catalog.drop_table, "db.t_errors")
-    await create_letters(stream, Schema(*LETTERS.fields, NestedField(6, "more", LongType(), required=True)))
+    await create_dead_letter_table(stream, Schema(*LETTERS.fields, NestedField(6, "more", LongType(), required=True)))
     assert "more is required" in await read_reason()
     await asyncio.to_thread(stream.catalog.drop_table, "db.t_errors")
-    await create_letters(stream, **{ENABLED: "false"})
+    await create_dead_letter_table(stream, **{ENABLED: "false"})
     assert "is not a stream table" in await read_reason()
     assert await stream.ids() == []
 

@@ -21,7 +21,7 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.metaserver.streams.incoming.dead_letters import DEAD_LETTER_TABLE
 from seamark.metaserver.streams.incoming.new_columns import NEW_COLUMNS
 from tests.seeds import first_seed, mark_fast
-from tests.streams.incoming.test_dead_letters import create_letters, read_letters
+from tests.streams.incoming.test_dead_letters import create_dead_letter_table, read_dead_letter_rows
 from tests.streams.test_rows_over_http import (
     ARROW,
     LINES,
@@ -138,7 +138,7 @@ async def test_rows_whose_columns_cannot_be_added_are_refused(
 
 
 def build_envelope(row_after: dict[str, Any], *fields: dict[str, Any], op: str = "c") -> dict[str, Any]:
-    """Return a Debezium message. If `fields` are given, its schema has them as types of new columns."""
+    """Return a Debezium message. If `fields` are given, its schema has the column `id` and these fields."""
     payload = {"op": op, "before": None, "after": row_after}
     if not fields:
         return payload
@@ -222,7 +222,7 @@ async def test_unavailable_debezium_value_adds_no_column(stream: StreamServer) -
 
 async def test_table_can_refuse_debezium_messages_with_new_columns(tmp_path: Path) -> None:
     async with open_stream_server(tmp_path) as stream:
-        await create_letters(stream)
+        await create_dead_letter_table(stream)
         await create_stream_table(stream, properties={DEAD_LETTER_TABLE: "db.t_errors", NEW_COLUMNS: "refuse"})
         status, answer = await send_envelopes(stream, build_envelope({"id": 1, "town": "Ulm"}))
         assert (status, "seamark.stream.new-columns refuses such rows" in str(answer)) == (400, True)
@@ -230,7 +230,7 @@ async def test_table_can_refuse_debezium_messages_with_new_columns(tmp_path: Pat
 
 async def test_property_of_the_table_decides_whether_new_columns_are_added(tmp_path: Path) -> None:
     async with open_stream_server(tmp_path) as stream:
-        await create_letters(stream)
+        await create_dead_letter_table(stream)
         await create_stream_table(stream, properties={DEAD_LETTER_TABLE: "db.t_errors", NEW_COLUMNS: "refuse"})
         status, message = await stream.send_and_read_error(b'[{"id": 1}, {"id": 2, "town": "Ulm"}]')
         assert (status, "seamark.stream.new-columns refuses such rows" in message) == (400, True)
@@ -240,7 +240,9 @@ async def test_property_of_the_table_decides_whether_new_columns_are_added(tmp_p
             await asyncio.to_thread(change.commit_transaction)
             status, answer = await stream.send(b'[{"id": 1}, {"id": 2, "town": "Ulm"}]')
             assert status == expected, answer
-        assert [json.loads(letter["raw"]) for letter in await read_letters(stream)] == [{"id": 2, "town": "Ulm"}]
+        assert [json.loads(letter["raw"]) for letter in await read_dead_letter_rows(stream)] == [
+            {"id": 2, "town": "Ulm"}
+        ]
         assert await stream.ids() == [1, 1, 2]
 
 

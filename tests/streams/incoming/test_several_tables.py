@@ -16,7 +16,7 @@ from seamark.metaserver.streams.incoming.new_columns import NEW_COLUMNS
 from seamark.metaserver.streams.stream_properties import ENABLED
 from seamark.metaserver.streams.stream_table import StreamTable
 from tests.seeds import first_seed
-from tests.streams.incoming.test_dead_letters import create_letters, read_letters
+from tests.streams.incoming.test_dead_letters import create_dead_letter_table, read_dead_letter_rows
 from tests.streams.test_rows_over_http import SCHEMA, StreamServer, open_stream_server
 from tests.waits import PATIENCE_S, until
 
@@ -65,7 +65,7 @@ async def test_request_for_several_tables_is_refused_as_a_whole_if_one_row_is_in
 
 
 async def test_tables_share_a_dead_letter_table(stream: StreamServer) -> None:
-    await create_letters(stream)
+    await create_dead_letter_table(stream)
 
     def set_property(name: str) -> None:
         with stream.catalog.load_table(f"db.{name}").transaction() as change:
@@ -75,7 +75,7 @@ async def test_tables_share_a_dead_letter_table(stream: StreamServer) -> None:
         await asyncio.to_thread(set_property, name)
     status, answer = await send_rows(stream, t=[{"id": 1}, {"id": "x"}], u=[{"id": "y"}])
     assert (status, [table["rejected"] for table in answer["tables"]]) == (200, [1, 1])
-    assert sorted(letter["table"] for letter in await read_letters(stream)) == ["db.t", "db.u"]
+    assert sorted(letter["table"] for letter in await read_dead_letter_rows(stream)) == ["db.t", "db.u"]
     status, answer = await send_rows(stream, t=[{"id": "x"}], t_errors=[{"raw": "a", "reason": "b"}])
     assert (status, "db.t_errors is the dead-letter table of another table" in answer["error"]["message"]) == (
         400,

@@ -23,7 +23,8 @@ UUID = "t"
 class FaultyLog:
     """A log that does not answer in time, or whose gate another process moves first.
 
-    A commit closes the gate of a stream, so that the log takes no rows meanwhile. Its number counts the moves.
+    A commit closes the gate of a stream, so that the log takes no rows meanwhile. The number of the gate counts how
+    often the gate was closed or opened.
     """
 
     def __init__(self) -> None:
@@ -71,7 +72,8 @@ async def test_failed_opening_of_an_abandoned_gate_leaves_no_lease(
 ) -> None:
     """A process has ended without opening the gate, which stops appends to the stream during a commit.
 
-    If the lease of the process that opens it stayed, a later commit would wait until it ends, and be refused.
+    A later process takes a lease and tries to open the gate. If it kept its lease after a failure, a later commit would
+    wait for the end of the lease, and be refused.
     """
     monkeypatch.setattr(append_gates, "APPEND_WAIT_S", 0)  # A commit that would wait for appends is refused at once.
     log, gates = FaultyLog(), TableGates(store, SystemClock())

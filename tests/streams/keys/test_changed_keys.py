@@ -100,7 +100,7 @@ async def test_key_columns_whose_names_are_changed_in_files_are_found(tmp_path: 
 
 
 @pytest.mark.slow
-async def test_promotion_of_the_key_replaces_rows_that_wait(tmp_path: Path) -> None:
+async def test_rows_with_a_promoted_key_replace_unflushed_rows(tmp_path: Path) -> None:
     schema = Schema(
         NestedField(1, "k", DecimalType(10, 2), required=True),
         NestedField(2, "v", StringType()),

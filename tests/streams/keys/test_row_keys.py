@@ -58,7 +58,7 @@ def change_table(metadata: TableMetadata, *updates: dict[str, Any]) -> TableMeta
 
 
 def change_fields(metadata: TableMetadata, column_id: int, **changes: Any) -> TableMetadata:
-    """Return the table after a column got another name or type, or was dropped."""
+    """Return the table after a column got another name or type. Without `changes`, the column is dropped."""
     schema = metadata.current_schema
     fields = [
         msgspec.to_builtins(msgspec.structs.replace(column, **(changes if column.id == column_id else {})))
@@ -260,21 +260,21 @@ def test_dates_beyond_the_range_of_a_promoted_key_are_not_replaced() -> None:
     assert read_flushed_values(log, restored_metadata) == ["2026-01-03", "again", "new"]
 
 
-@pytest.mark.parametrize("key", ["a-b", ""])
+@pytest.mark.parametrize("key", ["a-b", ""])  # The column a-b is the key, or the table has no key.
 def test_rows_of_a_schema_that_the_table_has_removed_are_flushed_with_the_current_schema(key: str) -> None:
     metadata = create_table(key)
     log = Log(3)
     log.begin_group(metadata)
     old_rows = [{1: number, VALUE: f"a{number}"} for number in (1, 1, 2, 3)]
-    log.append(metadata, 0, old_rows, 4 * [False])
+    log.append(metadata, 0, old_rows, deletes=4 * [False])
     if key:
-        log.append(metadata, 0, [{1: 3}], [True])
+        log.append(metadata, 0, [{1: 3}], deletes=[True])
     changed_metadata = change_fields(change_fields(metadata, 1, type="long"), PRICE)
     removed_schema_ids = [
         schema.id for schema in changed_metadata.schemas if schema.id != changed_metadata.current_schema_id
     ]
     changed_metadata = change_table(changed_metadata, {"action": "remove-schemas", "schema-ids": removed_schema_ids})
-    log.append(changed_metadata, 0, [{1: 2, VALUE: "b2"}], [False])
+    log.append(changed_metadata, 0, [{1: 2, VALUE: "b2"}], deletes=[False])
     assert read_flushed_values(log, changed_metadata) == log.replay()
 
 
@@ -317,7 +317,7 @@ def test_rows_without_a_partition_spec_for_their_schema_are_flushed_with_the_cur
 @pytest.mark.parametrize("kind", ["timestamp", "timestamp_ns"])
 def test_rows_of_a_partition_column_that_was_promoted_are_flushed_with_its_new_type(kind: str) -> None:
     created_table = create_table("")
-    metadata = change_table(created_table, *set_spec("identity"))
+    metadata = change_table(created_table, *build_spec_updates("identity"))
     metadata = change_table(
         metadata, {"action": "remove-partition-specs", "spec-ids": [created_table.default_spec.spec_id]}
     )
@@ -338,7 +338,7 @@ def test_rows_are_flushed_after_a_transform_of_the_type_to_which_their_column_wa
     log.append(metadata, 0, [{DAY: "9999-12-31", VALUE: "a"}], [False])
     order = {"source-id": DAY, "transform": "hour", "direction": "asc", "null-order": "nulls-first"}
     updates_by_step = {
-        "spec": set_spec("hour"),
+        "spec": build_spec_updates("hour"),
         "order": (
             {"action": "add-sort-order", "sort-order": {"order-id": 1, "fields": [order]}},
             {"action": "set-default-sort-order", "sort-order-id": -1},
@@ -348,7 +348,7 @@ def test_rows_are_flushed_after_a_transform_of_the_type_to_which_their_column_wa
     assert read_flushed_values(log, promoted_metadata) == ["a"]
 
 
-def set_spec(transform: str) -> tuple[dict[str, Any], ...]:
+def build_spec_updates(transform: str) -> tuple[dict[str, Any], ...]:
     """Return the updates that partition a table by a transform of its day."""
     field = {"source-id": DAY, "transform": transform, "name": "part"}
     return {"action": "add-spec", "spec": {"fields": [field]}}, {"action": "set-default-spec", "spec-id": -1}

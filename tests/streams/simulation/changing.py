@@ -68,7 +68,7 @@ class ChangingCatalog(SimulatedCatalog):
         if table.generation != generation:
             raise CommitConflict("the table has changed")
         table.generation += 1
-        table.version += 1
+        table.version += 1  # It counts all commits to the table.
 
 
 class ChangingFiles(LineFiles):
@@ -94,15 +94,15 @@ class ChangingWorld(SimulationWorld):
         self.files = ChangingFiles()
         self.changes = 0
 
-    def create_table(self) -> None:
-        super().create_table()
+    def create_or_replace_table(self) -> None:
+        super().create_or_replace_table()
         self.catalog.tables[self.uuid] = ChangingTable(self.uuid, dict.fromkeys(range(SHARDS), 0))
 
     async def _append(self, process: Process, table: StreamTable, append: Append) -> None:
         """Append rows that contain the generation of the table.
 
-        The number of the gate is read before the generation. If a commit closes the gate afterwards, its number
-        changes, and the log refuses the rows.
+        A gate in the log stops appends to the table during a commit that changes it. The number of the gate is read
+        before the generation. If a commit closes the gate afterwards, its number changes, and the log refuses the rows.
         """
         assert process.gates is not None
         async with process.gates.hold_commits(self._get_log(process), [table.uuid]) as numbers:
@@ -132,7 +132,9 @@ class ChangingWorld(SimulationWorld):
                     await self.call(process, partial(self._change, process, self.uuid))
 
     async def _change(self, process: Process, uuid: str) -> None:
-        """Change a table as a server does: close its gate, so that the log takes no rows, flush it, and commit.
+        """Change a table as a server does.
+
+        Close the gate of the table, so that the log accepts no rows for it. Then flush the table, and commit.
 
         `fences` are the checks that the process still has the lease of the table.
         """

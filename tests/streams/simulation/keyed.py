@@ -52,7 +52,7 @@ NO_FAULTS = FaultProbabilities(lost_reply=0, repetition=0, refusal=0, crash=0, p
 
 
 class KeyedSnapshot(NamedTuple):
-    """The files of a table and their deleted rows, at one version."""
+    """The files of one version of a table, with the positions of their deleted rows."""
 
     version: int
     files: Mapping[str, frozenset[int]]
@@ -93,11 +93,12 @@ class KeyedCatalog(SimulatedCatalog):
     def commit_keyed(
         self, entry: Entry, files: Sequence[str], ranges: Sequence[FlushedRange], deletes: EncodedDeletes
     ) -> None:
-        """Apply a commit of new files and deleted rows.
+        """Apply a commit of new files and deleted rows. A repeated commit has no effect.
 
         Raises:
             CommitConflict: The flushed offsets have moved (if `checks_offsets`), or the table has changed since it was
                 read (if `checks_versions`).
+            NoSuchTable: The table was dropped.
         """
         table = self._get_table(entry.uuid)
         if table.is_dropped:
@@ -177,7 +178,7 @@ class KeyedFiles(LineFiles):
 
 
 def replay(lines: Iterable[bytes]) -> dict[bytes, bytes]:
-    """Return the latest row of each key, after all rows are applied."""
+    """Return the latest row of each key, after all rows are applied. A line that begins with "-" deletes a row."""
     rows: dict[bytes, bytes] = {}
     for line in lines:
         if line.startswith(b"-"):
@@ -208,8 +209,8 @@ class KeyedWorld(SimulationWorld):
         self._offsets: dict[object, Mapping[int, int]] = {}
         """The last offsets that each reader has seen, by (reader, process, table)."""
 
-    def create_table(self) -> None:
-        super().create_table()
+    def create_or_replace_table(self) -> None:
+        super().create_or_replace_table()
         self.catalog.tables[self.uuid] = KeyedTable(self.uuid, dict.fromkeys(range(SHARDS), 0))
 
     def _make_append(self, producer: str, uuid: str, sequence: int) -> Append:

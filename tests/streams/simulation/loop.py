@@ -112,8 +112,9 @@ class SimulatedLoop(asyncio.BaseEventLoop):
                 call.context.run(call.callback, *call.args)
 
     def _remove_cancelled(self) -> None:
-        """Remove cancelled timers by the rules of asyncio, because the removal determines the order of timers with the
-        same time.
+        """Remove cancelled timers by the rules of asyncio.
+
+        The removal determines the order of timers with the same time.
         """
         timers = self._timers
         if len(timers) > _TIMERS_MIN and self.cancelled_count > len(timers) * _CANCELLED_MAX:

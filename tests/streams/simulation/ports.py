@@ -124,7 +124,11 @@ class SimulatedCatalog:
         """Whether a commit is refused if the offsets have moved. A mutation sets this to False."""
 
     def entry(self, uuid: str) -> tuple[Entry, Any]:
-        """Return a table in its current state. The metadata is the tuple of its files."""
+        """Return the entry and the metadata of a table. The metadata is the tuple of its files.
+
+        Raises:
+            NoSuchTable: The table was never created, or was dropped.
+        """
         table = self.tables.get(uuid)
         if table is None or table.is_dropped:
             raise NoSuchTable(f"no table {uuid}")
@@ -140,10 +144,11 @@ class SimulatedCatalog:
         return entry, table.files
 
     def commit(self, uuid: str, files: Sequence[str], ranges: Sequence[FlushedRange]) -> None:
-        """Add files and move the flushed offsets.
+        """Add files and move the flushed offsets. A repeated commit has no effect.
 
         Raises:
             CommitConflict: Another flush has moved the offsets.
+            NoSuchTable: The table was dropped.
         """
         table = self.tables[uuid]
         if table.is_dropped:
@@ -192,7 +197,12 @@ class RemoteTables:
         deletes: EncodedDeletes | None = None,
         index_files: Sequence[EncodedIndexFile] = (),
     ) -> None:
-        """Send the commit to the catalog over the network. Some commits are refused."""
+        """Send the commit to the catalog over the network. Some commits are refused.
+
+        Raises:
+            CommitConflict: The commit was refused.
+            CommitUnknown: No answer arrived.
+        """
         is_refused = self._rng.random() < self._network.faults.refusal
 
         async def receive() -> None:
@@ -422,7 +432,7 @@ class Leases:
         return fences
 
     def check_fence(self, operation: CheckFence) -> None:
-        """Check that a lease has a fencing number.
+        """Check that the fencing number of a lease is the number in the operation.
 
         Raises:
             CommitConflict: The lease has another fencing number.

@@ -151,8 +151,8 @@ class SimulationWorld:
         self.limits = SMALL_PARTS if has_small_parts else LIMITS
         self.clock = SimulatedClock(seed)
         scale = self.rng.choice((0.0, 0.3, 1.0))
-        # In one of three worlds, no fault occurs by chance, and in another few faults do. `power_cut` is not scaled,
-        # because it is the fraction of crashes that are power cuts.
+        # One third of the worlds has no random faults, and one third has few. `power_cut` is not scaled, because it is
+        # the fraction of crashes that are power cuts.
         self.faults = FaultProbabilities(
             lost_reply=0.06 * scale,
             repetition=0.2 * scale,
@@ -198,7 +198,10 @@ class SimulationWorld:
             await asyncio.sleep(pause_s + 0.001)  # The additional millisecond avoids many short sleeps due to rounding.
 
     def crash(self, process: Process) -> None:
-        """End a process at any point of its work. Messages that it has sent still arrive."""
+        """End a process at any point of its work. Messages that it has sent still arrive.
+
+        In some cases, the disk loses power at the same time. The servers of a fleet never lose power.
+        """
         if not process.is_alive:
             return
         process.is_alive = False
@@ -302,7 +305,11 @@ class SimulationWorld:
             raise InvariantBroken(f"two servers have different states after record {applied_offset} of the journal")
 
     async def table(self, process: Process, uuid: str) -> StreamTable:
-        """Return the table of a process. It is opened at its first use."""
+        """Return the table of a process. It is opened at its first use.
+
+        Raises:
+            RetryLater: The process has no log yet, or has ended.
+        """
         if process.log is None or not process.is_alive:
             raise RetryLater("the server is starting or has ended")
         if uuid not in process.tables:
@@ -351,7 +358,7 @@ class SimulationWorld:
 
     # -- tables ------------------------------------------------------------------------------------------------------
 
-    def create_table(self) -> None:
+    def create_or_replace_table(self) -> None:
         """Create the table, or drop it and create another table with its name."""
         if self.uuid:
             self.catalog.tables[self.uuid].is_dropped = True
@@ -499,7 +506,17 @@ class SimulationWorld:
     # -- checks ------------------------------------------------------------------------------------------------------
 
     def check_read(self, lines: Counter[bytes], uuid: str, required_appends: list[Append]) -> None:
-        """Check the rows of one read."""
+        """Check the rows of one read.
+
+        Args:
+            lines: The rows, and how often each of them was read.
+            uuid: The table that was read.
+            required_appends: The appends whose rows must be among the rows.
+
+        Raises:
+            InvariantBroken: A row occurs twice or is missing, only a part of an append was read, or a row belongs to
+                another table.
+        """
         if repeated_lines := [line for line, count in lines.items() if count > 1]:
             raise InvariantBroken(f"rows occur twice: {repeated_lines[:5]}")
         for append in self.appends:
@@ -537,15 +554,16 @@ class SimulationWorld:
     async def cause_faults(self) -> None:
         """Cause a random fault or change at random times until the task is cancelled.
 
-        It pauses or crashes a server, changes the clock, drops the table, or commits another change to the table.
+        It pauses or crashes a server, changes the clock, replaces the table, or commits another change to the
+        table. A table is replaced by a drop and the creation of another table with its name.
         """
         while True:
             await asyncio.sleep(self.rng.choice((0.05, 0.3)))
             draw = self.rng.random()
-            # A pause and a crash are equally likely. A drop of the table is much less likely.
+            # A pause and a crash are equally likely. A replacement of the table is much less likely.
             crash_end = 2 * self.faults.pause
             clock_jump_end = crash_end + self.faults.clock_jump
-            drop_start = 1 - self.faults.pause / 4
+            replacement_start = 1 - self.faults.pause / 4
             if draw < self.faults.pause and (live_processes := self.list_live_processes()):
                 process = self.rng.choice(live_processes)
                 process.paused_until_s = asyncio.get_running_loop().time() + self.rng.choice((0.3, 3))
@@ -555,8 +573,8 @@ class SimulationWorld:
                 jump_clock(self.clock, self.rng)
             elif draw < 0.5 and self.faults.lost_reply:  # In a world without faults, nothing else changes the table.
                 self.commit_other_change()
-            elif draw > drop_start:
-                self.create_table()
+            elif draw > replacement_start:
+                self.create_or_replace_table()
 
     def commit_other_change(self) -> None:
         """Commit another change to the table, such as new properties. It changes neither rows nor offsets."""
@@ -571,7 +589,7 @@ class SimulationWorld:
 
         Only a fleet, whose log is in Kafka, has several servers.
         """
-        self.create_table()
+        self.create_or_replace_table()
         names = ("a", "b", "c") if self.is_fleet else ("a",)
         servers = [asyncio.create_task(self.run_server(name)) for name in names]
         readers = [asyncio.create_task(self.run_reader()) for _ in range(2)]

@@ -28,7 +28,7 @@ from seamark.metaserver.streams.stream_counts import TopicCounts
 from seamark.metaserver.streams.topics import intake
 from seamark.metaserver.streams.topics.intake import ENVELOPE, TopicIntake
 from tests.seeds import first_seed, mark_fast
-from tests.streams.incoming.test_dead_letters import LETTERS, create_letters, read_letters
+from tests.streams.incoming.test_dead_letters import LETTERS, create_dead_letter_table, read_dead_letter_rows
 from tests.streams.test_rows_over_http import StreamServer, create_stream_table, open_stream_server
 from tests.streams.topics.topic_source import ENCODERS, MemoryTopic, encode_arrow, encode_avro, encode_json
 from tests.waits import until
@@ -83,14 +83,17 @@ class IntakeRig:
                 await task
 
     async def flush(self) -> None:
-        """Flush the table if it has a stream, and so flushed offsets."""
+        """Flush the table if it has flushed offsets. Only a table with a stream has them."""
         components = self.stream.server.components
         entry = await components.catalog.tables.load_entry(("db",), "t")
         if entry.flushed:
             await components.streams.flush(entry.uuid)
 
     async def load_state(self, partition: int) -> StreamProducerState:
-        """Return the epoch and the last sequence number that the log has for the producer of a partition."""
+        """Return the epoch and the last sequence number that the log has for the producer of a partition.
+
+        If the log does not have the producer, they are 0 and -1.
+        """
         components = self.stream.server.components
         uuid = (await components.catalog.tables.load_entry(("db",), "t")).uuid
         log = await components.streams._logs.open()
@@ -121,7 +124,7 @@ async def open_rig(
             properties[DEAD_LETTER_TABLE] = "db.t_errors"
         await create_stream_table(stream, properties=properties)
         if has_dead_letters:
-            await create_letters(stream)
+            await create_dead_letter_table(stream)
         components = stream.server.components
         yield IntakeRig(stream, MemoryTopic(partitions), AppendingTables(components.catalog, components.streams))
 
@@ -147,7 +150,7 @@ async def test_rows_of_every_format_and_dead_letters_are_stored_once(tmp_path: P
         assert (rig.counts.rows, rig.counts.rejected) == (8, 8)
         await rig.read_all()  # A second process must find no new messages.
         assert await rig.stream.ids() == [1, 2, 3, 4, 5, 6, 7, 13]
-        reasons = [letter["reason"] for letter in await read_letters(rig.stream)]
+        reasons = [letter["reason"] for letter in await read_dead_letter_rows(rig.stream)]
         # The topic has only even offsets, so the sixth message has the offset 10.
         expected = (
             ("not a valid long", ""),
@@ -176,7 +179,7 @@ async def test_valid_rows_are_stored_if_the_dead_letter_table_refuses_letters(tm
     async with open_rig(tmp_path) as rig:
         await asyncio.to_thread(rig.stream.catalog.drop_table, "db.t_errors")
         required_field = NestedField(6, "more", LongType(), required=True)
-        await create_letters(rig.stream, Schema(*LETTERS.fields, required_field))
+        await create_dead_letter_table(rig.stream, Schema(*LETTERS.fields, required_field))
         rig.topic.send(encode_json({"id": "x"}, {"id": 1}))
         rig.topic.send(b"{")
         rig.topic.send(encode_json({"id": 2}))
@@ -357,7 +360,7 @@ async def test_rows_of_a_topic_survive_random_failures_once_and_in_order(
         catalog = rig.stream.catalog
         rows = await asyncio.to_thread(lambda: catalog.load_table("db.t").scan().to_arrow().to_pylist())
         assert sorted((row["id"], row["name"]) for row in rows) == sorted(expected.items())
-        assert len(await read_letters(rig.stream)) == rejected_count
+        assert len(await read_dead_letter_rows(rig.stream)) == rejected_count
 
 
 def test_log_remembers_producers_of_topics_until_their_stream_is_removed() -> None:

@@ -15,7 +15,7 @@ from confluent_kafka.cimpl import NewTopic
 from seamark.metaserver.streams.incoming.dead_letters import DEAD_LETTER_TABLE
 from seamark.metaserver.streams.topics import intakes
 from tests.services.kafka import Kafka
-from tests.streams.incoming.test_dead_letters import create_letters, read_letters
+from tests.streams.incoming.test_dead_letters import create_dead_letter_table, read_dead_letter_rows
 from tests.streams.test_fleet import make_shared_settings
 from tests.streams.test_read_servers import READ_SERVER
 from tests.streams.test_rows_over_http import StreamServer, create_stream_table, open_stream_server
@@ -31,7 +31,7 @@ def poll_topics_often(monkeypatch: pytest.MonkeyPatch) -> None:
 async def stream(kafka: Kafka, postgres_url: str, tmp_path: Path) -> AsyncIterator[StreamServer]:
     async with open_stream_server(tmp_path / "a", **make_shared_settings(kafka, postgres_url, tmp_path)) as stream:
         await create_stream_table(stream, properties={DEAD_LETTER_TABLE: "db.t_errors"})
-        await create_letters(stream)
+        await create_dead_letter_table(stream)
         yield stream
 
 
@@ -79,7 +79,7 @@ async def test_committed_messages_of_any_producer_become_rows_but_aborted_messag
         assert answer.status == 200, await answer.text()
     await stream.post({"id": 5})
     await wait_for_ids(stream, [1, 2, 3, 4, 5])
-    (letter,) = await read_letters(stream)
+    (letter,) = await read_dead_letter_rows(stream)
     assert (letter["raw"], letter["producer"], letter["table"]) == ("{", f"{topic}/0", "db.t")
     assert "not valid JSON" in letter["reason"]
 

@@ -98,7 +98,8 @@ def _serialize_event(event: dict[str, Any], **_: Any) -> bytes:
     try:
         return encode_json(event, enc_hook=str)
     except (UnicodeEncodeError, RecursionError):
-        # The text contains half of a surrogate pair. Logging must not make a request fail.
+        # The text contains half of a surrogate pair, or the event is nested too deeply. Logging must not make a request
+        # fail.
         return encode_json({name: repr(value)[:_REPR_MAX] for name, value in event.items()})
 
 

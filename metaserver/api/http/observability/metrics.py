@@ -133,12 +133,15 @@ class CommitMetrics:
         self._changes = factory.create_counter(
             "seamark_commit_changes", "Committed changes. Each change has its own snapshot."
         )
-        self._collisions = factory.create_counter(
+        self._conflicts_by_reason = factory.create_counter(
             "seamark_commit_collisions", "Changes refused because of conflicts with earlier commits.", "reason"
         )
 
     def observe(self, status: int, error: BaseException | None) -> None:
-        """Count an answered commit."""
+        """Count an answered commit.
+
+        A commit that failed for another reason than a conflict is counted only if its outcome is unknown.
+        """
         if isinstance(error, CommitConflict):
             self._commits_by_outcome["conflict"].inc()
         elif isinstance(error, CommitUnknown):
@@ -152,8 +155,8 @@ class CommitMetrics:
         self._changes.inc(changes)
 
     def observe_conflict(self, reason: str) -> None:
-        """Count a refused change."""
-        self._collisions.labels(reason).inc()
+        """Count a change that was refused because of a conflict with an earlier commit."""
+        self._conflicts_by_reason.labels(reason).inc()
 
 
 class PlanMetrics:
@@ -234,7 +237,10 @@ class CacheMetrics:
         self._names: set[str] = set()
 
     def set_values(self, used_bytes: Mapping[str, int], metadata: CacheStats, indexes: CacheStats) -> None:
-        """Set the metrics to the current values. `used_bytes` has the bytes of each cache, 0 for a missing cache."""
+        """Set the metrics to the current values.
+
+        `used_bytes` has the bytes of each cache. If a cache of an earlier call is missing in it, its value becomes 0.
+        """
         for cache in self._names - used_bytes.keys():
             self._memory.labels(cache).set(0)
         for cache, size_bytes in used_bytes.items():
@@ -338,7 +344,7 @@ class JobMetrics:
         self._blocked_gauge.set(blocked)
 
     def set_running_jobs(self, service: str, count: int, bytes_done: int, bytes_total: int) -> None:
-        """Set the number of running jobs, and their progress."""
+        """Set the number of running jobs of a service, and the bytes that they have read and will read in total."""
         self._running_jobs.labels(service).set(count)
         self._running_bytes.labels(service, "done").set(bytes_done)
         self._running_bytes.labels(service, "total").set(bytes_total)
@@ -383,12 +389,15 @@ class GatewayCacheMetrics:
         self._set_sums(self._values[warehouse])
 
     def forget(self, warehouse: str) -> None:
-        """Remove the values of a warehouse that is closed from the sums."""
+        """Remove the values of a closed warehouse from the sums."""
         if (last_values := self._values.pop(warehouse, None)) is not None:
             self._set_sums(last_values)
 
     def _set_sums(self, samples: tuple[Mapping[str, int], ...]) -> None:
-        """Set each gauge to the sums over all warehouses, for the names in `samples`."""
+        """Set each gauge to the sums over all warehouses, for the names in `samples`.
+
+        `samples` has values by name for each gauge: memory, disk, served bytes and events.
+        """
         for position, gauge in enumerate((self._memory, self._disk, self._served_bytes, self._events)):
             for name in samples[position]:
                 gauge.labels(name).set(sum(values[position].get(name, 0) for values in self._values.values()))
@@ -406,7 +415,7 @@ class StreamMetrics:
             mode="livemax",
         )
         self._fresh_files = factory.create_gauge(
-            "seamark_stream_fresh_files", "Fresh files that the next plans may name."
+            "seamark_stream_fresh_files", "Files with rows that wait for a flush, which the next plans may list."
         )
         self._log_failed = factory.create_gauge(
             "seamark_stream_log_failed", "Whether the log refuses all rows.", mode="livemax"
@@ -517,6 +526,7 @@ class WarehouseMetrics:
     """
 
     def __init__(self, factory: MetricFactory) -> None:
+        """Create the metrics. Further warehouses are those that admins create, besides the server's own warehouse."""
         self.requests = factory.create_counter(
             "seamark_warehouse_requests", "Requests for further warehouses that were answered.", "warehouse", "status"
         )
@@ -568,7 +578,7 @@ class WarehouseMetrics:
 
 
 def select_warehouse(metrics: bytes, name: str) -> bytes:
-    """Return metrics in the text format without the samples of further warehouses other than `name`."""
+    """Return metrics in the text format, without the samples `seamark_warehouse_…` of warehouses except `name`."""
     label = f'warehouse="{name}"'.encode()
     lines = metrics.splitlines(keepends=True)
     return b"".join(line for line in lines if not line.startswith(b"seamark_warehouse_") or label in line)
@@ -648,11 +658,17 @@ class ServerMetrics:
             self.commits.observe(status, error)
 
     def observe_jobs(self, warehouse: str) -> JobMetrics | WarehouseJobs:
-        """Return the receiver of the metrics of jobs of a warehouse. An empty name is the server's own warehouse."""
+        """Return the object that records the job metrics of a warehouse.
+
+        An empty name is the server's own warehouse.
+        """
         return WarehouseJobs(self.jobs, self.warehouses, warehouse) if warehouse else self.jobs
 
     def observe_events(self, warehouse: str) -> EventMetrics | WarehouseEvents:
-        """Return the receiver of the metrics of events of a warehouse. An empty name is the server's own warehouse."""
+        """Return the object that records the event metrics of a warehouse.
+
+        An empty name is the server's own warehouse.
+        """
         return WarehouseEvents(self.events, self.warehouses, warehouse) if warehouse else self.events
 
     def forget_warehouse(self, warehouse: str) -> None:

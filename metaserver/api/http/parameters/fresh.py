@@ -63,7 +63,7 @@ def read_required_offsets(headers: Mapping[str, str], uuid: str) -> dict[int, in
     have tokens of other tables, which are skipped.
 
     Raises:
-        BadRequest: The header contains text that is not a token.
+        BadRequest: The header is too long, or contains text that is not a token.
     """
     text = headers.get(AFTER_HEADER, "")
     if not text:
@@ -77,8 +77,8 @@ def read_required_offsets(headers: Mapping[str, str], uuid: str) -> dict[int, in
         match = _TOKEN.fullmatch(token)
         if match is None:
             raise BadRequest(
-                f"The header {AFTER_HEADER} has {token[:80]!r}, which is not a token; send tokens as the answers to "
-                "appended rows have them, separated by spaces"
+                f"The header {AFTER_HEADER} has {token[:80]!r}, which is not a token; send the tokens "
+                "from the answers to your appends, separated by spaces"
             )
         if match[1].lower() != uuid.lower():
             continue

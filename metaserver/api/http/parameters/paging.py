@@ -48,6 +48,11 @@ def encode_page_token(checksum: int, snapshot_id: int | None, position: int) -> 
 def decode_page_token(text: str, checksum: int, metadata: TableMetadata) -> tuple[int | None, int]:
     """Return the snapshot and the position in a page token.
 
+    Args:
+        text: The token.
+        checksum: The CRC-32 of all other values on which the pages depend. It must equal the checksum in the token.
+        metadata: The metadata of the table.
+
     Raises:
         BadRequest: The token belongs to a different request, or the snapshot has expired.
     """

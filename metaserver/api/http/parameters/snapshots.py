@@ -47,7 +47,7 @@ def resolve_snapshot_id(
     requested.
 
     Raises:
-        BadRequest: The table does not have the requested snapshot.
+        BadRequest: The table does not have the requested snapshot, or the request names it in several ways.
     """
     parameters = [
         name for name, value in (("snapshot-id", snapshot_id), ("ref", ref), ("as-of", as_of_ms)) if value is not None

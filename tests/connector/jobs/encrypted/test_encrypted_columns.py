@@ -176,7 +176,7 @@ def test_rows_are_not_sorted_by_encrypted_columns(client: IndexClient, server: S
 def test_job_applies_no_equality_deletes_on_encrypted_columns(client: IndexClient, server: ServerThread) -> None:
     """The number of remaining rows would show whether a file contains the value.
 
-    A reader with the keys still sees the rows.
+    A reader with the keys still applies the deletes, so only the guessed row is missing.
     """
     create_table(server, 3)
     fill_with_encrypted_files(client)
@@ -219,7 +219,7 @@ def test_statistics_and_dropped_columns_publish_no_metrics_of_encrypted_columns(
 def test_copied_file_of_another_namespace_is_not_decrypted(
     client: IndexClient, server: ServerThread, tmp_path: Path
 ) -> None:
-    """The attacker copies the bytes of the file into a table of their own namespace."""
+    """The attacker copies the bytes of an encrypted file of `db.t` into the table `mine.t` of another namespace."""
     create_table(server, 2)
     fill_with_encrypted_files(client)
     with open_catalog(server.url) as catalog:
@@ -229,10 +229,10 @@ def test_copied_file_of_another_namespace_is_not_decrypted(
     for number in range(2):
         append(client, "mine.t", build_rows(random.Random(number), range(number * 30, number * 30 + 30)))
     stolen_path = next(path for path in list_paths(client))
-    encrypted_files = [
+    own_paths = [
         str(path).removeprefix("file://") for path in client.files("mine.t", content="data")["file_path"].to_pylist()
     ]
-    for path in encrypted_files:
+    for path in own_paths:
         shutil.copy(stolen_path, path)
     opened_table = open_table(client, "mine.t", At(ref=MAIN))
     reader = TaskReader(plan_read(opened_table, None, TRUE), opened_table.storage, keys=read_table_keys("mine.t"))
@@ -243,7 +243,7 @@ def test_copied_file_of_another_namespace_is_not_decrypted(
         report = job(client, "mine.t")
         assert report.commits == 0
         assert all("is not for tables of the namespace mine" in error for error in report.errors)
-    assert sorted(map(str, (tmp_path).rglob("mine/**/*.parquet"))) == sorted(encrypted_files)
+    assert sorted(map(str, (tmp_path).rglob("mine/**/*.parquet"))) == sorted(own_paths)
 
 
 def test_master_key_is_usable_only_in_the_namespaces_that_the_key_file_names(

@@ -52,7 +52,10 @@ CONFIGURATIONS_WITH_PLAIN_PART = [None, ENCRYPTED_VALUES, ENCRYPTED_IDS]
 def append_by_configuration(
     client: IndexClient, rng: random.Random, configurations: list[Any], rows_per_commit: int
 ) -> dict[int, Any]:
-    """Append rows in one commit for each configuration, and return the protection of each row by id."""
+    """Append rows in one commit for each configuration, and return the protection of each row by id.
+
+    The configuration None leaves the files of its commit unencrypted.
+    """
     protections_by_id: dict[int, Any] = {}
     seen_paths: set[str] = set()
     for number, configuration in enumerate(configurations):
