@@ -23,6 +23,8 @@ _KINDS = {
 }
 _WIDENING_TYPES = (_Type.FLOAT, _Type.DOUBLE, _Type.TIMESTAMPTZ, _Type.TIMESTAMPLTZ, _Type.CHAR, _Type.NCHAR)
 """The types to which engines may convert the other operands of a predicate."""
+_DEFAULT_PRECISION_MIN = 10
+"""The precision of DECIMAL without sizes in Spark, with the scale 0. Other engines have a higher precision."""
 
 
 def parse_literal(node: exp.Expr | None) -> TypedLiteral | None:
@@ -77,20 +79,27 @@ def _cast_literal(literal: TypedLiteral | None, target_type: exp.DataType) -> Ty
     if target is _Type.DOUBLE:
         return TypedLiteral("double", text)
     if target is _Type.DECIMAL:
-        return TypedLiteral("number", text) if _fits_decimal(text, target_type) else None
+        return TypedLiteral("number", text) if _fits_decimal(text, target_type, is_text=kind == "text") else None
     return None
 
 
-def _fits_decimal(text: str, target_type: exp.DataType) -> bool:
-    """Return whether a cast to decimal leaves the number unchanged."""
+def _fits_decimal(text: str, target_type: exp.DataType, *, is_text: bool) -> bool:
+    """Return whether a cast to decimal leaves the number unchanged in all engines.
+
+    Args:
+        text: The number.
+        target_type: The decimal type, with or without precision and scale.
+        is_text: Whether the number is written as a text, as in `DECIMAL '1.5'`.
+    """
     # Precision and scale have at most two digits.
     sizes = [int(size.name) for size in target_type.expressions if size.name.isdigit() and len(size.name) <= 2]
     scale = sizes[1] if len(sizes) > 1 else 0
     if len(sizes) < len(target_type.expressions):
         return False
-    # The literal `DECIMAL '1.5'` has no sizes, and keeps its digits. A cast to DECIMAL is parsed to the same form, but
-    # engines then have different default sizes.
     if not sizes:
-        return True
+        # The literal `DECIMAL '1.5'` keeps its digits. sqlglot parses a cast of a text to the same node.
+        if is_text:
+            return True
+        sizes = [_DEFAULT_PRECISION_MIN]
     integer_digits, _, fraction = text.lstrip("+-").partition(".")
     return len(fraction.rstrip("0")) <= scale and len(integer_digits.lstrip("0")) <= sizes[0] - scale

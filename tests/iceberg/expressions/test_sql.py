@@ -503,6 +503,20 @@ def test_numbers_with_too_many_digits_for_python_are_rejected_or_not_used(text: 
     assert sql.unused or digits[0] == "0"
 
 
+@pytest.mark.parametrize(
+    ("literal", "is_used"),
+    [
+        ("DECIMAL '1.4'", True),
+        ("CAST(1.4 AS DECIMAL(3, 1))", True),
+        ("CAST(14 AS DECIMAL)", True),
+        ("CAST(1.4 AS DECIMAL)", False),  # Trino and Spark round it to 1, and DuckDB keeps 1.4.
+        ("CAST(12345678901 AS DECIMAL)", False),  # Spark's default precision is 10.
+    ],
+)
+def test_cast_to_decimal_is_used_if_all_engines_keep_the_number(literal: str, is_used: bool) -> None:
+    assert (parse_sql(f"p = {literal}", BOUND_TO).unused == ()) == is_used
+
+
 def test_chain_of_thousands_of_predicates_is_read() -> None:
     parsed_sql = parse_sql(" OR ".join(f"id = {number}" for number in range(3000)), BOUND_TO)
     assert parsed_sql.unused == ()
