@@ -43,7 +43,7 @@ class Metastore:
     def __init__(self) -> None:
         self.tables: dict[str, dict[str, str]] = {}
         self.extra_tables: list[Table] = []
-        """Tables that are in each answer, whatever the request is."""
+        """Tables that each answer contains in addition to the requested tables."""
 
     def get_all_databases(self) -> list[str]:
         return ["shop"]
@@ -56,13 +56,10 @@ class Metastore:
 
     def get_table_objects_by_name_req(self, req: GetTablesRequest) -> GetTablesResult:
         tables = self.tables
-        return GetTablesResult(
-            [
-                Table(tableName=name, dbName=req.dbName, parameters=tables[name])
-                for name in req.tblNames
-                if name in tables
-            ]
-        )
+        requested_tables = [
+            Table(tableName=name, dbName=req.dbName, parameters=tables[name]) for name in req.tblNames if name in tables
+        ]
+        return GetTablesResult([*requested_tables, *self.extra_tables])
 
 
 @pytest.fixture

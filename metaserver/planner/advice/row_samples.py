@@ -135,7 +135,7 @@ async def sample_rows(
     """
     sample_files = _choose_files(files)
     if not sample_files:
-        return "the files have too many rows for a sample, or no rows"
+        return "no Parquet file of the table has rows, but few enough for a sample"
     mapping = read_name_mapping(metadata.properties)
     rows = DataRows(objects, asyncio.get_running_loop(), mapping, READ_BYTES, DECODED_BYTES)
 

@@ -242,7 +242,9 @@ class Dimensions:
         scan = await self._planner.plan(request.bound_scan, request.entry)
         files = await asyncio.to_thread(list_files_at, scan, scan.entry_ids)
         rows = sum(file.records for file in files)
-        if rows > self._limits.rows_max or any(file.records < 0 for file in files):
+        if any(file.records < 0 for file in files):
+            raise DimensionSkipped("the number of rows of a data file is unknown")
+        if rows > self._limits.rows_max:
             raise DimensionSkipped(f"the table has {rows:,} rows; the limit is {self._limits.rows_max:,} rows")
         dynamic_filters, bound = request.bound_scan.dynamic_filters, request.bound_scan.bound
         async with self._concurrency:
