@@ -169,7 +169,7 @@ async def test_key_with_too_many_rows_is_rejected_before_the_rows_are_collected(
     monkeypatch.setattr(locate, "ROWS_MAX", 1500)
     answer = await stored_table.api("POST", LOOKUP, {"keys": [7], "index": "keys"})
     assert answer.error[0] == 413
-    assert "look up keys with fewer rows" in answer.error[2]
+    assert "look up fewer keys, or keys with fewer rows" in answer.error[2]
     assert len((await look_up(stored_table.api, [8], index="keys"))["rows"]) == 40
 
 

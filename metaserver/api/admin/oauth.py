@@ -208,7 +208,7 @@ def _check_exchange(form: dict[str, str]) -> None:
     if form.get("subject_token_type") not in (_ACCESS_TOKEN, _JWT, _ID_TOKEN):
         raise _Refusal("invalid_request", f"subject_token_type must be {_ACCESS_TOKEN}, {_JWT} or {_ID_TOKEN}")
     if form.get("requested_token_type", _ACCESS_TOKEN) not in (_ACCESS_TOKEN, _JWT):
-        raise _Refusal("invalid_request", f"requested_token_type must be {_ACCESS_TOKEN}")
+        raise _Refusal("invalid_request", f"requested_token_type must be {_ACCESS_TOKEN} or {_JWT}")
 
 
 async def _exchange_token(

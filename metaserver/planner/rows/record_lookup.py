@@ -350,4 +350,6 @@ def _refuse_too_many_rows(record: RecordBlob, high_halves: Hashes) -> None:
     pages = int((spans[:, 1] - spans[:, 0]).sum())
     # The first and the last page of a key may also have rows of other keys, so only the pages between them are counted.
     if (pages - 2 * len(high_halves)) * ENTRIES_A_PAGE > ROWS_MAX:
-        raise TooLarge(f"A key has more than {ROWS_MAX:,} rows in one index file; look up keys with fewer rows")
+        raise TooLarge(
+            f"The keys have more than {ROWS_MAX:,} rows in one index file; look up fewer keys, or keys with fewer rows"
+        )
