@@ -7,6 +7,7 @@ the page `docs/reference/settings.md` is generated from it. Secret fields are ne
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from seamark.metaserver.settings.streams import StreamSettings
 from seamark.metaserver.settings.warehouses import WarehouseSettings
 
 ENVIRONMENT_PREFIX = "SEAMARK_"
+_USER_INFO = re.compile(r"(?<!abfs://)(?<!abfss://)(?<=://)[^@\s/]*@")  # Azure's URLs have a container there.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -649,6 +651,8 @@ class Settings(
                 value = "***" if value else ""
             elif isinstance(value, str) and "://" in value:
                 value = redact_url(value)
+            elif isinstance(value, tuple):
+                value = tuple(_USER_INFO.sub("***@", item) if isinstance(item, str) else item for item in value)
             redacted_values[field.name] = str(value) if isinstance(value, Path) else value
         return redacted_values
 

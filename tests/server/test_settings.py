@@ -179,10 +179,14 @@ def test_shown_settings_contain_no_secret() -> None:
         webhook_secret="hunter2",
         webhook_urls=("https://h/hunter2",),
         otel_endpoint="https://u:hunter2@h",
+        warehouse_event_targets=("nats://u:hunter2@h/s", "nats://hunter2@h/s"),
+        allowed_locations=("abfss://container@account.dfs.core.windows.net/",),
     )
     text = json.dumps(settings.redact())
     assert "hunter2" not in text
     assert "postgresql://u:***@h/d" in text
+    assert "nats://***@h/s" in text
+    assert "abfss://container@account.dfs.core.windows.net/" in text
     assert set(settings.redact()) == set(FIELDS)
 
 
