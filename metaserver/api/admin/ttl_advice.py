@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 import numpy as np
+from sqlglot import Tokenizer, TokenType
 
 from seamark.formats.iceberg.metadata.column_ttl import TimeColumn, explain_retention, find_time_columns
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
@@ -255,12 +256,14 @@ def _measure_column(files: FoundFiles, schema: Schema, column_id: int) -> Longs:
 
 
 def _quote_identifier(name: str) -> str:
-    """Return a name as an identifier of SQL, in quotes unless it has only ASCII letters, digits and underscores.
+    """Return a name as an identifier of SQL, in quotes unless it is an ordinary name of ASCII characters.
 
-    A name that begins with a digit is also quoted. A reserved word is not.
+    Reserved words and names of types, such as `date`, are quoted.
     """
     is_plain = name.isascii() and name.isidentifier()
-    return name if is_plain else '"' + name.replace('"', '""') + '"'
+    if is_plain and [token.token_type for token in Tokenizer().tokenize(name)] == [TokenType.VAR]:
+        return name
+    return '"' + name.replace('"', '""') + '"'
 
 
 def _quote_policy_name(name: str) -> str:

@@ -21,6 +21,7 @@ from seamark.connector.jobs.statements import parse_statement
 from seamark.connector.read.scans import scan
 from seamark.connector.write.appends import append
 from seamark.connector.write.compaction import compact
+from seamark.metaserver.api.admin import ttl_advice
 from seamark.metaserver.catalog.column_usage import COLUMNS_MAX, ColumnRead, select_columns_of_read
 from seamark.metaserver.store.model import ALL_AGES, EVERY_COLUMN, NAMED_COLUMNS
 from seamark.metaserver.store.operations import AddColumnReads
@@ -211,3 +212,10 @@ def test_counters_are_limited_and_further_reads_count_for_every_column(
     for number in range(3):  # A read of 100 columns counts as much as seven reads of few columns.
         usage.add(ColumnRead(uuid, select_columns_of_read(range(1000 * number + 1, 1000 * number + 101)), 0), "rita")
     assert [EVERY_COLUMN in read.columns for read in usage._counts] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("name", "identifier"), [("day", "day"), ("not", '"not"'), ("case", '"case"'), ("a b", '"a b"'), ('x"y', '"x""y"')]
+)
+def test_reserved_words_are_quoted_in_proposed_statements(name: str, identifier: str) -> None:
+    assert ttl_advice._quote_identifier(name) == identifier
