@@ -119,6 +119,8 @@ class KeyMatcher:
     def __init__(self, keys: Sequence[pa.Array]) -> None:
         self._kinds = [_choose_key_type(key.type) for key in keys]
         self._sets = [pc.unique(key.cast(kind)) for key, kind in zip(keys, self._kinds, strict=True)]
+        self._prefixes: list[pa.Array] = []
+        """The numbers of the distinct tuples of the first two columns, of the first three columns, and so on."""
         self._keys = pa.array(self._encode_tuples(keys))
 
     def find_rows(self, columns: Sequence[pa.Array]) -> Longs:
@@ -127,23 +129,30 @@ class KeyMatcher:
         The position is -1 if no row has the key, or if the key contains a null.
         """
         tuple_codes = self._encode_tuples(columns)
-        positions = pc.fill_null(pc.index_in(pa.array(tuple_codes), value_set=self._keys), -1).to_numpy(
-            zero_copy_only=False
-        )
-        return np.where(tuple_codes < 0, -1, positions).astype(np.int64)
+        return np.where(tuple_codes < 0, -1, _find_positions(pa.array(tuple_codes), self._keys))
 
     def _encode_tuples(self, columns: Sequence[pa.Array]) -> Longs:
         """Return a number that identifies the tuple of values of each row, as int64[rows].
 
         The number is -1 if a value is null, or does not occur in the keys. Otherwise, the positions of the values among
-        the distinct keys of their columns are the digits of the number.
+        the distinct keys of their columns are the digits of the number. Before a further column is added, the number is
+        replaced by its position among the numbers of the keys, because the product of all counts may exceed 64 bits.
         """
         total = np.zeros(len(columns[0]), dtype=np.int64)
-        for column, kind, values in zip(columns, self._kinds, self._sets, strict=True):
-            positions = pc.fill_null(pc.index_in(column.cast(kind), value_set=values, skip_nulls=True), -1)
-            codes = positions.to_numpy(zero_copy_only=False).astype(np.int64)
+        for number, (column, kind, values) in enumerate(zip(columns, self._kinds, self._sets, strict=True)):
+            if number > 1:
+                if len(self._prefixes) < number - 1:  # The constructor encodes the keys themselves.
+                    self._prefixes.append(pc.unique(pa.array(total)))
+                total = np.where(total < 0, -1, _find_positions(pa.array(total), self._prefixes[number - 2]))
+            codes = _find_positions(column.cast(kind), values)
             total = np.where((total < 0) | (codes < 0), -1, total * len(values) + codes)
         return total
+
+
+def _find_positions(values: pa.Array, value_set: pa.Array) -> Longs:
+    """Return the first position of each value in `value_set`, or -1 for nulls and other values, as int64[values]."""
+    positions = pc.fill_null(pc.index_in(values, value_set=value_set, skip_nulls=True), -1)
+    return np.asarray(positions.to_numpy(zero_copy_only=False), dtype=np.int64)
 
 
 def _choose_key_type(kind: pa.DataType) -> pa.DataType:

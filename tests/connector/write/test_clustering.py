@@ -180,6 +180,15 @@ def test_joined_row_is_found_by_its_whole_key(seed: int) -> None:
     assert matcher.find_rows(request_columns).tolist() == expected
 
 
+def test_joined_row_is_found_by_a_key_of_many_columns_with_many_values() -> None:
+    """The product of the counts of distinct values is 2**72, more than a 64-bit number of a key can represent."""
+    values = pa.array(range(256))
+    matcher = KeyMatcher([values] * 9)
+    other_values = pa.array([*range(1, 256), 0])
+    assert matcher.find_rows([values] * 9).tolist() == list(range(256))
+    assert set(matcher.find_rows([other_values] + [values] * 8).tolist()) == {-1}
+
+
 NATIONS = pa.table({"id": ["fr", "de"], "continent": ["europe", "europe"], "rank": [2, 1]})
 CUSTOMERS = pa.table({"id": [10, 20, 30, 10], "nation": ["fr", "de", "xx", "de"], "city": ["P", "B", None, "never"]})
 FACTS = pa.table({"customer": [10, 20, 30, 40, None, 10], "day": [1, 2, 3, 4, 5, 6], "x.y": [0] * 6})
