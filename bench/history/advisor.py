@@ -1,7 +1,7 @@
 """How close are the bytes that the advisor predicts to the bytes that plans read after its first proposal is applied?
 
 Each case is a random table without a layout, and a skewed workload from a seed. The history has no literals. The first
-proposal is applied, and the planner plans the recorded statements again.
+proposal that needs no engine is applied, and the planner plans the recorded statements again.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from tests.connector.server_thread import ServerThread
 CASES, QUICK_CASES, STATEMENTS, SEED = 30, 3, 80, 17
 NEAR_FRACTION, NEAR_GOAL_PERCENT = 0.2, 90.0
 """The largest relative error of a close prediction, and the goal for the percentage of close predictions."""
+_KINDS_WITHOUT_ENGINE = ("cluster", "compact", "add-index", "add-cube", "drop-index")
+"""The kinds of changes that Seamark makes itself. A sort order and a partition spec are changed in an engine."""
 
 
 async def run(folder: Path, *, quick: bool = False) -> Report:
@@ -54,7 +56,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 
 def _apply_first(home: Path, seed: int) -> tuple[str, float, float]:
-    """Apply the first proposal of the advisor.
+    """Apply the first proposal of the advisor that needs no engine.
 
     Returns:
         The title of the proposal, and the bytes that an average statement reads: as predicted, and as planned after the
@@ -69,7 +71,8 @@ def _apply_first(home: Path, seed: int) -> tuple[str, float, float]:
             make_table(client, rng)
             wheres = draw_workload(rng).draw(rng, STATEMENTS)
             run_statements(client, wheres)
-            best = load_advice(client, TABLE)["proposals"][0]
+            proposals = load_advice(client, TABLE)["proposals"]
+            best = next(proposal for proposal in proposals if proposal["change"]["kind"] in _KINDS_WITHOUT_ENGINE)
             apply_proposal(client, TABLE, best, wait_s=10)
             return best["title"], best["predicted"]["bytes"], measure_planned_bytes(client, wheres)
     finally:

@@ -199,7 +199,7 @@ async def test_read_of_change_types_requires_that_the_column_name_is_free(stream
 
     await asyncio.to_thread(add_column)
     assert list_ids(await read_batches(stream)) == [1]
-    with pytest.raises(InvalidRequest, match="has a column _change_type"):
+    with pytest.raises(InvalidRequest, match="has a column with the name _change_type"):
         await read_batches(stream, from_=0, changes=True)
 
 
