@@ -24,6 +24,7 @@ from seamark.metaserver.api.http.describe import ResponseSpec
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.indexes.index_state import load_view
 from seamark.metaserver.catalog.column_usage import DAY_MS
+from seamark.metaserver.catalog.plans.plan_views import quote_identifier
 from seamark.metaserver.planner.lookup.lookup import FoundFiles, RequestedColumn, find_files_by_prefix
 from seamark.metaserver.planner.lookup.partition_times import find_partition_ends_ms, group_by_block
 from seamark.metaserver.planner.view.view import TableView
@@ -263,7 +264,7 @@ def _quote_identifier(name: str) -> str:
     is_plain = name.isascii() and name.isidentifier()
     if is_plain and [token.token_type for token in Tokenizer().tokenize(name)] == [TokenType.VAR]:
         return name
-    return '"' + name.replace('"', '""') + '"'
+    return quote_identifier(name)
 
 
 def _quote_policy_name(name: str) -> str:

@@ -38,6 +38,7 @@ from seamark.metaserver.api.sql.statements import (
     answer_statement,
     check_statements_run,
 )
+from seamark.metaserver.catalog.plans.plan_views import quote_identifier
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.planner.cubes.aggregation import GroupQuery, SortKey
 from seamark.metaserver.store.model import TABLE
@@ -233,12 +234,10 @@ def write_query(body: AggregateRequest, metadata: TableMetadata) -> str:
         columns = {column_id: path for column_id, path in columns.items() if len(path) == 1}
     values = [_write_term(term, columns) for term in parsed_request.terms]
     values += [_write_measure(measure, columns) for measure in parsed_request.measures]
-    outputs = (
-        f"{value} AS {_quote_identifier(name)}" for value, name in zip(values, parsed_request.names, strict=True)
-    )
+    outputs = (f"{value} AS {quote_identifier(name)}" for value, name in zip(values, parsed_request.names, strict=True))
     lines = [
         f"SELECT {', '.join(outputs)}",
-        f"FROM {_quote_identifier('.'.join(body.namespace))}.{_quote_identifier(body.table)}",
+        f"FROM {quote_identifier('.'.join(body.namespace))}.{quote_identifier(body.table)}",
     ]
     if parsed_request.snapshot_id is not None:
         lines.append(f"FOR VERSION AS OF {parsed_request.snapshot_id}")
@@ -329,17 +328,12 @@ def _write_column(column_id: int, name: str, columns: Mapping[int, tuple[str, ..
     """
     if column_id not in columns:
         raise BadRequest(f"{name[:200]} is a dropped column, or a field of a struct that has the name of the table")
-    return ".".join(map(_quote_identifier, columns[column_id]))
+    return ".".join(map(quote_identifier, columns[column_id]))
 
 
 def _write_order(key: OrderKey, names: tuple[str, ...]) -> str:
     """Return the SQL of a key of the order, which refers to an output column by its position."""
     return f"{names.index(key.by) + 1}{' DESC' if key.descending else ''}"
-
-
-def _quote_identifier(name: str) -> str:
-    """Return a name as an identifier of SQL."""
-    return '"' + name.replace('"', '""') + '"'
 
 
 def add_components(app: web.Application) -> None:

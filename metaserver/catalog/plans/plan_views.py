@@ -217,7 +217,7 @@ def _build_plan_view_metadata(
     )
     text = f"WITH {access_checks} " if access_checks else ""
     # The closing parenthesis is on a separate line, because the text may end with a comment.
-    text += f"SELECT * FROM (\n{replaced_text}\n) AS {_quote_identifier(view.entry.name)} WHERE "  # noqa: S608
+    text += f"SELECT * FROM (\n{replaced_text}\n) AS {quote_identifier(view.entry.name)} WHERE "  # noqa: S608
     text += condition if reader is None else f"{_make_reader_condition(reader.user)} AND ({condition}\n)"
     if len(text) > TEXT_CHARACTERS_MAX:
         raise BadRequest(
@@ -241,7 +241,7 @@ def _write_access_check(text: str, reference: ReplacedReference, number: int) ->
 
     In the analysis, the engine checks the user's access to the view, and applies the view's rules.
     """
-    columns = ", ".join(map(_quote_identifier, reference.columns))
+    columns = ", ".join(map(quote_identifier, reference.columns))
     return f'"~{number}" AS (SELECT {columns} FROM {text[reference.start : reference.end]} WHERE FALSE)'  # noqa: S608
 
 
@@ -274,11 +274,11 @@ def _replace_references(text: str, references: list[ReplacedReference], default:
         if reference.version is not None:
             replacement = f"{match[0]} FOR VERSION AS OF {reference.version}"
         else:
-            replacement = f"{match[1]}{_quote_identifier(str(reference.plan))}"
+            replacement = f"{match[1]}{quote_identifier(str(reference.plan))}"
         pieces += [
             text[position : reference.start],
             replacement,
-            f" AS {_quote_identifier(_unquote_identifier(match[2]))}" if reference.alias else "",
+            f" AS {quote_identifier(_unquote_identifier(match[2]))}" if reference.alias else "",
         ]
         position = reference.end
     return "".join([*pieces, text[position:]])
@@ -299,5 +299,6 @@ def _unquote_identifier(name: str) -> str:
     return name[1:-1].replace('""', '"') if name.startswith('"') else name
 
 
-def _quote_identifier(name: str) -> str:
+def quote_identifier(name: str) -> str:
+    """Return a name as a quoted identifier of SQL."""
     return '"' + name.replace('"', '""') + '"'
